@@ -1,0 +1,40 @@
+"""batching: which tokens form a row, and which rows form a global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forge.data import Source
+
+
+class Piece(NamedTuple):
+    """Tokens [start, stop) of one sample."""
+
+    sample: int
+    start: int
+    stop: int
+
+
+Row = tuple[Piece, ...]
+
+
+class Plan(Protocol):
+    """The global batches of one epoch, in order. The same for any number of ranks and workers."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sequence[Row]: ...
+
+
+@runtime_checkable
+class Batching(Protocol):
+    def plan(self, source: Source, seed: int, epoch: int, global_batch: int) -> Plan:
+        """A pure function of its arguments. Raises ConfigError where the source has no full global batch."""
+        ...
+
+    def collate(self, rows: Sequence[Row], source: Source) -> dict[str, Tensor]:
+        """The tensors of one micro-batch (see forge.batch.Batch)."""
+        ...

@@ -1,0 +1,31 @@
+"""data: what is read. A source is a finite list of samples with known lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Split = Literal["train", "heldout"]
+Sample = dict[str, "Tensor"]        # "tokens" [length] int64; more fields in later data
+
+
+class Source(Protocol):
+    """Random access to the samples of one split. Can be sent to a worker process."""
+
+    lengths: np.ndarray             # [samples] int64: tokens in each sample
+    fingerprint: str                # changes when the content or its order changes
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+@runtime_checkable
+class Data(Protocol):
+    tokenizer: str                  # "bytes", or the path of a tokenizer.json
+
+    def open(self, split: Split) -> Source:
+        """Open a split, making or downloading nothing that is already there. Raises ForgeError."""
+        ...

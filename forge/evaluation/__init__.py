@@ -1,0 +1,18 @@
+"""evaluation: how good the model is on text it was not trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from forge.observe import Observer
+    from forge.run import Run
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    every: int              # in updates; 0: at the end only
+
+    def build(self, run: Run) -> Observer:
+        """Leaves weights, random state and router state as they are."""
+        ...

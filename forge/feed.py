@@ -1,0 +1,54 @@
+"""What is read for an update: a pure function of the position in the data."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from forge.batch import IGNORED, Batch, Cursor, Work
+from forge.batching import Batching, Plan
+from forge.data import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """Reads the work of any position, for one of `data_size` readers that share each global batch.
+
+    Which rows belong together depends on (seed, epoch, index) alone, so the data of an update are the same for any
+    number of ranks and workers.
+    """
+
+    source: Source
+    batching: Batching
+    seed: int
+    global_batch: int           # rows in an update, over all ranks
+    micro_batch: int            # rows in one forward pass of one rank
+    data_rank: int
+    data_size: int
+
+    def __getitem__(self, cursor: Cursor) -> Work:
+        rows = self.plan(cursor.epoch)[cursor.index][self.data_rank::self.data_size]
+        batches = [self._batch(rows[first:first + self.micro_batch], cursor, micro)
+                   for micro, first in enumerate(range(0, len(rows), self.micro_batch))]
+        return Work(sum(batch.num_targets for batch in batches), batches, self.after(cursor))
+
+    def after(self, cursor: Cursor) -> Cursor:
+        """The position that follows, in this epoch or the next."""
+        if cursor.index + 1 < len(self.plan(cursor.epoch)):
+            return Cursor(cursor.epoch, cursor.index + 1)
+        return Cursor(cursor.epoch + 1, 0)
+
+    def plan(self, epoch: int) -> Plan:
+        return _plan(self, epoch)
+
+    def _batch(self, rows: list, cursor: Cursor, micro: int) -> Batch:
+        tensors = self.batching.collate(rows, self.source)
+        place = f"{self.seed}:{cursor.epoch}:{cursor.index}:{micro}:{self.data_rank}"
+        seed = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())
+        return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), seed)
+
+
+@lru_cache(maxsize=4)
+def _plan(feed: Feed, epoch: int) -> Plan:
+    return feed.batching.plan(feed.source, feed.seed, epoch, feed.global_batch)

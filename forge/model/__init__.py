@@ -1,0 +1,69 @@
+"""model: what is trained. A model is put together from parts that other groups choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from forge.attention import Attention
+from forge.loss import Loss
+from forge.moe_router import MoERouter
+from forge.operators import Operators
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from forge.batch import Batch
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The choices of other groups that the model is built from."""
+
+    attention: Attention
+    operators: Operators
+    moe_router: MoERouter
+    loss: Loss
+
+
+class Trainable(Protocol):
+    """What `Model.build` returns: an nn.Module with this written contract.
+
+    `forward` may do what cannot be compiled (plan the attention of the batch); everything else happens in `compute`,
+    a function of tensors that compile=whole replaces by its compiled self.
+    """
+
+    compute: object                     # callable; see above
+    residual_dtype: torch.dtype | None  # of the hidden stream; None keeps what the embedding gives. Set by precision.
+
+    def forward(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """(scaled, loss_sum, terms).
+
+        scaled: scalar to call backward on: (sum of the loss over targets + auxiliary sums) * scale.
+        loss_sum: scalar float32, detached: the sum of the cross-entropy over the targets, in nats.
+        terms: named detached tensors that add up over micro-batches (for example "expert_load" [layers, experts]).
+        """
+        ...
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[B, T, vocabulary], float32."""
+        ...
+
+    def block_lists(self) -> list[nn.ModuleList]:
+        """The stacks of equal blocks: what checkpointing wraps and compile=blocks compiles, one by one."""
+        ...
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Floating-point operations of forward and backward, per token: 6 * active parameters in matmuls
+        + 12 * layers * width * sequence_length (PaLM, appendix B; nanoGPT's convention)."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    vocab_size: int
+
+    def build(self, parts: Parts) -> nn.Module:
+        """A fresh `Trainable` on the default device, in float32. Raises ConfigError."""
+        ...

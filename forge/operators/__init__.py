@@ -1,0 +1,23 @@
+"""operators: how normalisation and the feed-forward layer are computed. Parameters have the same names in all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Norm = Literal["rms", "layer"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+
+
+@runtime_checkable
+class Operators(Protocol):
+    def norm(self, width: int, kind: Norm, eps: float) -> nn.Module:
+        """[..., width] -> the same. Parameters: weight [width]; layer also bias [width]."""
+        ...
+
+    def feed_forward(self, width: int, hidden: int, activation: Activation, bias: bool) -> nn.Module:
+        """[..., width] -> the same. Parameters: up.weight [hidden, width] (swiglu: [2 * hidden, width], gate first),
+        down.weight [width, hidden], and their biases."""
+        ...

@@ -1,0 +1,16 @@
+"""snapshot: when the run is saved, and how many are kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from forge.observe import Observer
+    from forge.run import Run
+
+
+@runtime_checkable
+class Snapshot(Protocol):
+    every: int              # in updates; 0: at the end only
+
+    def build(self, run: Run) -> Observer: ...
