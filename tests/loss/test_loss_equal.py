@@ -1,0 +1,93 @@
+"""loss=chunked gives the sum and the gradients of loss=plain.
+
+Tolerance: the same rows are computed by the same kernels, but sums over chunks (the total, the head's gradient) add in
+another order: at most about (rows + chunks) * u of the sum of magnitudes, u = 2**-24 in float32.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forge.batch import IGNORED
+from forge.loss.chunked import Chunked
+from forge.loss.plain import Plain
+
+ROWS, WIDTH, VOCABULARY = 29, 8, 37
+UNIT = 2.0**-24
+
+
+def _inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(VOCABULARY, (ROWS,), generator=generator)
+    targets[::5] = IGNORED
+    return hidden, weight, targets
+
+
+def _results(loss, hidden, weight, targets):
+    scaled, total = loss(hidden, weight, targets, torch.tensor(0.25))
+    scaled.backward()
+    assert not total.requires_grad
+    return scaled.detach(), total, hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 28, ROWS, 1000])
+def test_chunked_equals_plain(chunk_tokens):
+    plain = _results(Plain(), *_inputs())
+    chunked = _results(Chunked(chunk_tokens), *_inputs())
+    for one, other in zip(plain, chunked, strict=True):
+        assert (one - other).norm() <= 2 * ROWS * UNIT * one.norm()
+
+
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+def test_counts_only_targets(loss):
+    hidden, weight, targets = _inputs()
+    scaled, total = loss(hidden, weight, targets, torch.tensor(0.25))
+    kept = targets != IGNORED
+    expected = -(hidden @ weight.T).log_softmax(-1)[kept, targets[kept]].sum()
+    assert torch.allclose(total, expected, rtol=1e-6)
+    assert torch.equal(scaled, total * 0.25)
+
+
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+def test_nothing_to_predict_is_zero_and_has_a_zero_gradient(loss):
+    hidden, weight, targets = _inputs()
+    scaled, _, *grads = _results(loss, hidden, weight, torch.full_like(targets, IGNORED))
+    assert scaled == 0 and all(torch.count_nonzero(grad) == 0 for grad in grads)
+
+
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+def test_bfloat16_hidden_states_are_summed_in_float32(loss):
+    hidden, weight, targets = _inputs(torch.bfloat16)
+    scaled, total, hidden_grad, _ = _results(loss, hidden, weight, targets)
+    logits = F.linear(hidden, weight).detach().float()
+    exact = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    assert total.dtype == scaled.dtype == torch.float32 and hidden_grad.dtype == torch.bfloat16
+    assert abs(total - exact) <= 2 * ROWS * UNIT * exact
+
+
+class _LargestSaved:
+    """The largest tensor that autograd keeps between forward and backward."""
+
+    def __init__(self):
+        self.numel = 0
+
+    def __call__(self, tensor):
+        self.numel = max(self.numel, tensor.numel())
+        return tensor
+
+
+def test_chunked_keeps_no_logits():
+    sizes = {}
+    for name, loss in (("plain", Plain()), ("chunked", Chunked(4))):
+        largest = _LargestSaved()
+        with torch.autograd.graph.saved_tensors_hooks(largest, lambda tensor: tensor):
+            loss(*_inputs(), torch.tensor(1.0))
+        sizes[name] = largest.numel
+    assert sizes["plain"] == ROWS * VOCABULARY
+    assert sizes["chunked"] <= max(ROWS * WIDTH, VOCABULARY * WIDTH)
+
+
+def test_chunk_tokens_must_be_positive():
+    assert list(Chunked(0).problems(None)) == ["loss.chunk_tokens=0: at least 1 is wanted."]
