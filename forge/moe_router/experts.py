@@ -1,0 +1,106 @@
+"""How N tokens pass through the experts they chose. Each function is one algorithm for the same result.
+
+tokens: [N, width]. experts: [N, top_k] int64, distinct in a row. weights: [N, top_k], at least float32.
+gate_up: [num_experts, 2 * hidden, width]; down: [num_experts, width, hidden]; both in the dtype of tokens.
+Result: [N, width] in the dtype of tokens: the weighted sum of the chosen experts' outputs, added in weights' dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge.notes import say
+
+
+def loop(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Expert by expert, in the order of their ids. An expert without tokens takes part, with zero rows, so that its
+    parameters get a gradient. On a GPU each expert waits for the host, which needs to know its number of tokens."""
+    y = torch.zeros_like(tokens, dtype=weights.dtype)
+    for expert, (up_weight, down_weight) in enumerate(zip(gate_up.unbind(), down.unbind(), strict=True)):
+        row, slot = (experts == expert).nonzero(as_tuple=True)
+        out = F.linear(_swiglu(F.linear(tokens[row], up_weight)), down_weight)
+        y = y.index_add(0, row, weights[row, slot].unsqueeze(-1) * out)
+    return y.to(tokens.dtype)
+
+
+def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Copies of the tokens in the order of their experts, one grouped matrix product a layer, and the way back.
+
+    Nothing waits for the host, and nothing is added atomically, so the same input gives the same bits.
+    """
+    top_k = experts.shape[-1]
+    order = experts.flatten().argsort(stable=True)
+    place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
+    ends = _tokens_per_expert(experts, gate_up.shape[0]).cumsum(0).to(torch.int32)
+    rows: Tensor = _Dispatch.apply(tokens, order, place, top_k)     # type: ignore[no-untyped-call]
+    hidden = _swiglu(F.grouped_mm(rows, gate_up.transpose(-2, -1), offs=ends))
+    out = F.grouped_mm(hidden, down.transpose(-2, -1), offs=ends)
+    mine: Tensor = _Collect.apply(out, order, place)                # type: ignore[no-untyped-call]
+    return (mine.view(-1, top_k, tokens.shape[-1]) * weights.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def can_group(device_type: str, dtype: torch.dtype, width: int, hidden: int) -> bool:
+    """Whether torch's grouped matrix product runs here; if not, says so and that the plain loop is used."""
+    supported = (torch.bfloat16,) if device_type == "cuda" else (torch.float32, torch.bfloat16, torch.float16)
+    if dtype not in supported:
+        say(f"moe_router: torch has no grouped matrix product for {_name(dtype)} on {device_type}, so experts are "
+            f"computed one after the other, as moe_router=loop does.")
+        return False
+    aligned = 16 // dtype.itemsize
+    if width % aligned or hidden % aligned:
+        say(f"moe_router: torch's grouped matrix product wants model.width and model.hidden to be multiples of "
+            f"{aligned} in {_name(dtype)}, and they are {width} and {hidden}, so experts are computed one after the "
+            f"other, as moe_router=loop does.")
+        return False
+    return True
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _swiglu(gate_and_up: Tensor) -> Tensor:
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _tokens_per_expert(experts: Tensor, num_experts: int) -> Tensor:
+    """[num_experts] int64. Not by bincount, which makes the host wait for the GPU."""
+    once = torch.zeros(experts.shape[0], num_experts, dtype=torch.int32, device=experts.device)
+    return once.scatter(-1, experts, 1).sum(dim=0)
+
+
+class _Dispatch(torch.autograd.Function):
+    """tokens[order // top_k]. Autograd's own backward would add top_k rows to each token atomically."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.top_k = top_k
+        return tokens.index_select(0, order // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (place,) = ctx.saved_tensors
+        mine = grads[0].index_select(0, place)
+        return mine.view(-1, ctx.top_k, mine.shape[-1]).sum(dim=1), None, None, None
+
+
+class _Collect(torch.autograd.Function):
+    """rows[place], the inverse of the permutation `order`. Its backward is a gather too, and contiguous, which the
+    grouped matrix product requires of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order,) = ctx.saved_tensors
+        return grads[0].index_select(0, order), None, None

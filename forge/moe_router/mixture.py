@@ -1,0 +1,80 @@
+"""The mixture of experts that every router of this group builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from forge.moe_router import Routing
+from forge.moe_router.experts import by_sorting, can_group, loop
+from forge.moe_router.gate import choose
+from forge.notes import say
+
+Mix = Callable[[Tensor, "Tensor | None", Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]
+
+
+class Mixture(nn.Module):
+    """SwiGLU experts: see forge.moe_router.MoERouter.build. `mix` decides how they are computed."""
+
+    def __init__(self, width: int, hidden: int, routing: Routing, mix: Mix) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, routing.num_experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
+        self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
+        self.routing, self.mix = routing, mix
+        for weight in (self.gate_up, self.down):
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)   # until the model draws its own
+
+    def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return self.mix(x, valid, self.gate.weight, self.gate_up, self.down, self.routing)
+
+
+def mix_by_loop(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
+                routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    """The plain algorithm, the twin of all others."""
+    experts, weights, aux, load = choose(x, valid, gate, routing)
+    dtype = _compute_dtype(x, gate_up)
+    y = loop(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
+    return y.view_as(x), aux, load.detach()
+
+
+def mix_by_sorting(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
+                   routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    """One grouped matrix product for all experts, where torch has one for this dtype and device."""
+    dtype = _compute_dtype(x, gate_up)
+    if not can_group(x.device.type, dtype, down.shape[-2], down.shape[-1]):
+        return mix_by_loop(x, valid, gate, gate_up, down, routing)
+    experts, weights, aux, load = choose(x, valid, gate, routing)
+    y = by_sorting(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
+    return y.view_as(x), aux, load.detach()
+
+
+def mix_fused(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
+              routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    """mix_by_sorting, with everything between the matrix products compiled into few kernels on a GPU."""
+    if _can_fuse(x.device.type, _compute_dtype(x, gate_up), down.shape[-2], down.shape[-1]):
+        return _compiled()(x, valid, gate, gate_up, down, routing)
+    return mix_by_sorting(x, valid, gate, gate_up, down, routing)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _can_fuse(device_type: str, dtype: torch.dtype, width: int, hidden: int) -> bool:
+    if device_type != "cuda":
+        say(f"moe_router=fused has kernels for a GPU only: on {device_type} it computes what moe_router=sorted does.")
+        return False
+    return bool(can_group(device_type, dtype, width, hidden))
+
+
+@cache
+def _compiled() -> Mix:
+    return torch.compile(mix_by_sorting)
+
+
+def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """What autocast would choose for a matrix product; it does not know the grouped one."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return weight.dtype
