@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from forge.batch import IGNORED, Batch, Cursor, Work
-from forge.batching import Batching, Plan
+from forge.batching import Batching, Plan, Row
 from forge.data import Source
 
 
@@ -42,7 +43,7 @@ class Feed:
     def plan(self, epoch: int) -> Plan:
         return _plan(self, epoch)
 
-    def _batch(self, rows: list, cursor: Cursor, micro: int) -> Batch:
+    def _batch(self, rows: Sequence[Row], cursor: Cursor, micro: int) -> Batch:
         tensors = self.batching.collate(rows, self.source)
         place = f"{self.seed}:{cursor.epoch}:{cursor.index}:{micro}:{self.data_rank}"
         seed = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Evaluation(Protocol):
-    every: int              # in updates; 0: at the end only
-
     def build(self, run: Run) -> Observer:
         """Leaves weights, random state and router state as they are."""
         ...

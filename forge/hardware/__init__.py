@@ -1,4 +1,4 @@
-"""hardware: which devices the run claims, and how the processes on them know each other."""
+"""hardware: which device a worker claims, and how the workers know each other."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where this process stands. data_rank and data_size count the groups that read different data."""
+    """Where this process stands. data_rank and data_size count the groups that read different data: they follow
+    from the mesh, and without one each process is its own group."""
 
     device: torch.device
     rank: int
     local_rank: int
     world_size: int
-    mesh: DeviceMesh | None         # None in a run of one process
-    data_rank: int
-    data_size: int
+    mesh: DeviceMesh | None = None      # None in a run of one process
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank if self.mesh is None else int(self.mesh.get_local_rank("data"))
+
+    @property
+    def data_size(self) -> int:
+        return self.world_size if self.mesh is None else int(self.mesh["data"].size())
 
 
 @runtime_checkable

@@ -32,11 +32,13 @@ class Outcome:
     """What an update did. Tensors stay on the device until someone reads them.
 
     norm: scalar float32: the gradient's 2-norm before clipping. applied: scalar bool: False where a gradient was not
-    finite and the update was skipped. lr: the learning rate that was used.
+    finite and the update was skipped. skipped: scalar int32: how many were, up to and with this one, in a row.
+    lr: the learning rate that was used.
     """
 
     norm: Tensor
     applied: Tensor
+    skipped: Tensor
     lr: float
 
 
@@ -53,6 +55,7 @@ class Update(Protocol):
 @runtime_checkable
 class Optimizer(Protocol):
     groups: list[Group]
+    max_skipped: int        # updates in a row that may be skipped before the run ends
 
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> Update:
         """steps: the schedule's horizon."""

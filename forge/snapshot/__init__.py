@@ -11,6 +11,4 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Snapshot(Protocol):
-    every: int              # in updates; 0: at the end only
-
     def build(self, run: Run) -> Observer: ...

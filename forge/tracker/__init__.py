@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from forge.observe import Observer
     from forge.run import Run
+
+
+class Sink(Protocol):
+    """Receives what the ledger read: on the first rank only, and a little later than it happened."""
+
+    def __call__(self, record: dict[str, Any]) -> None: ...
+
+    def result(self) -> dict[str, Any]:
+        """After the last record: facts for result.json (such as a path). Closes what is open."""
+        ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    every: int              # in updates
+    def build(self, run: Run) -> Sink: ...
 
-    def build(self, run: Run) -> Observer: ...
+
+@dataclass(frozen=True)
+class Trackers:
+    """Every tracker of the run. every: updates between two records, for all of them."""
+
+    every: int
+    options: dict[str, Tracker]

@@ -1,0 +1,99 @@
+"""Wire the parts, in one visible order. The order of the model's wrappers is decided here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from forge.agreement import Agreement
+from forge.batch import Batch
+from forge.comm import Sync
+from forge.config import Config
+from forge.data import Split
+from forge.errors import ConfigError
+from forge.feed import Feed
+from forge.hardware import Topology
+from forge.model import Parts
+from forge.observe.ledger import Ledger, drop_after
+from forge.observe.phases import Phases
+from forge.optimizer.groups import freeze
+from forge.run import Run
+from forge.snapshot.store import read_snapshot
+from forge.state import Progress, Rng, RunState
+from forge.trainer import Trainer
+
+
+def build_model(config: Config, topology: Topology) -> nn.Module:
+    """The model as it is trained, without what joins the ranks: also what evaluation and sampling use."""
+    torch.manual_seed(config.seed)                              # the same weights on every rank
+    with torch.device(topology.device):
+        bare = config.model.build(Parts(config.attention, config.operators, config.moe_router, config.loss))
+    bare = config.parallel.shard(config.precision.convert(bare), topology.mesh)
+    freeze(bare, config.optimizer.groups)
+    return config.compile(config.checkpointing(bare))
+
+
+def build_feed(config: Config, topology: Topology, split: Split, rows: int) -> Feed:
+    """`rows` rows at a time of a split, over all ranks."""
+    return Feed(config.data.open(split), config.batching, config.seed, rows, config.micro_batch,
+                topology.data_rank, topology.data_size)
+
+
+@contextmanager
+def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[Trainer, Run]]:
+    """A trainer at the position where the run starts or goes on, and what observes it. Raises ForgeError."""
+    topology = replace(topology, mesh=config.parallel.mesh(topology.device.type, topology.world_size))
+    _check_shares(config, topology)
+    torch.use_deterministic_algorithms(config.reproducible)
+    phases, progress = Phases(topology.device), Progress()
+
+    feed = build_feed(config, topology, "train", config.global_batch)
+    model = build_model(config, topology)
+    sync: Sync = config.comm.build(model, topology, config.precision)
+    update = config.optimizer.build(model, config.schedule, config.steps, config.precision)
+    passes = config.passes.build(sync, config.precision, topology.device, phases)
+
+    state = RunState({"model": model, "update": update, "comm": sync, "progress": progress}, {"rng": Rng()})
+    identity = _identity(config, feed)
+    if config.resume:
+        read_snapshot(Path(config.resume), state, identity, topology)
+        if topology.is_first:
+            drop_after(run_dir / "metrics.jsonl", progress.step)
+
+    def stage(batch: Batch) -> Batch:
+        return config.augment(batch.to(topology.device))
+
+    ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
+                    progress.step)
+    run = Run(config, run_dir, topology, model, state, progress, phases, ledger, stage,
+              lambda split, rows: build_feed(config, topology, split, rows), identity)
+    reader = config.dataloader.build(feed, topology)
+    reader.seek(progress.cursor)
+    works = config.overlap(reader, stage, phases)
+    run.observers.extend([ledger, config.evaluation.build(run), config.snapshot.build(run)])
+    if topology.is_first:
+        ledger.sinks.extend(tracker.build(run) for tracker in config.tracker.options.values())
+    try:
+        yield Trainer(works, passes, sync, update, progress, Agreement(topology), phases, topology.data_size), run
+    finally:
+        reader.close()
+
+
+def _identity(config: Config, feed: Feed) -> dict[str, Any]:
+    """What a position in the data means: with any of these changed, the same cursor points elsewhere."""
+    return {"data": feed.source.fingerprint, "batching": repr(config.batching), "global_batch": config.global_batch,
+            "sequence_length": config.sequence_length, "seed": config.seed}
+
+
+def _check_shares(config: Config, topology: Topology) -> None:
+    """config.py checked this for the processes of one machine; with several nodes there are more."""
+    together = config.micro_batch * topology.data_size
+    if config.global_batch % together:
+        raise ConfigError(f"global_batch={config.global_batch} does not divide into micro_batch={config.micro_batch} "
+                          f"on {topology.data_size} ranks: make it a multiple of {together}.")

@@ -1,0 +1,151 @@
+"""What the user typed for a training run: where it starts from, and what Hydra composes on top."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from forge.config import conf_dir, read_yaml
+from forge.errors import ConfigError
+from forge.schema import did_you_mean
+from forge.words import packages, split
+
+if TYPE_CHECKING:
+    from forge.config import Config
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line.
+
+    base: the run directory whose configuration is the starting point, or None: conf/train.yaml is.
+    resume: whether to go on from its newest snapshot.
+    allowed: packages beside forge whose classes options may name.
+    overrides: what was typed for Hydra. arguments: the same with the choices of `base` put before it.
+    """
+
+    base: Path | None
+    resume: bool
+    allowed: tuple[str, ...]
+    overrides: list[str]
+    arguments: list[str]
+
+    @classmethod
+    def parse(cls, arguments: list[str]) -> CommandLine:
+        own, overrides = split(arguments)
+        if "from" in own and "resume" in own:
+            raise ConfigError("from= starts a run again and resume= goes on with one: give one of them.")
+        named = own.get("resume", own.get("from"))
+        base = Path(named) if named else None
+        allowed = packages(own)
+        choices = _choices(base, overrides) if base else []
+        return cls(base, bool(own.get("resume")), allowed, overrides, choices + overrides)
+
+    def compose(self, job: Callable[[], Any]) -> None:
+        """Let Hydra compose and call the job. What Hydra refuses becomes a ConfigError in one sentence."""
+        sys.argv[1:] = self.arguments
+        os.environ["HYDRA_FULL_ERROR"] = "1"        # or Hydra prints the error itself and exits with 1
+        try:
+            job()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(self._sentence(error)) from None
+
+    def settle(self, composed: DictConfig) -> tuple[DictConfig, Path]:
+        """(the settings to freeze, the run directory). Interpolations stay literal, so no secret is written."""
+        context = HydraConfig.get()
+        run_dir = Path(context.runtime.output_dir)
+        settings = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
+        assert isinstance(settings, DictConfig)
+        settings.choices = {group: option for group, option in context.runtime.choices.items()
+                            if not group.startswith("hydra/") and option is not None}
+        typed = list(context.overrides.task)
+        if self.base:
+            settings = _onto(self.base, settings, [word for word in typed if word in self._own_overrides(typed)])
+        settings.resume = None
+        if self.base and self.resume:
+            settings.resume = str(_newest_snapshot(self.base))
+            if not any(word.startswith("run_dir=") for word in typed):
+                run_dir = self.base
+        settings.run_dir = str(run_dir.absolute())
+        return settings, run_dir.absolute()
+
+    def _own_overrides(self, typed: list[str]) -> list[str]:
+        """The overrides of this line, without those that only repeat the choices of `base`."""
+        return typed[len(self.arguments) - len(self.overrides):]
+
+    def note_unused(self, config: Config) -> None:
+        """Say which options were asked for and cannot matter to this model."""
+        routed = getattr(config.model, "routing", None)
+        if routed is None and any(word.startswith("moe_router") for word in self.overrides):
+            print(f"forge: model={config.choices['model']} has no experts, so moe_router="
+                  f"{config.choices['moe_router']} is not used.", file=sys.stderr)
+
+    def _sentence(self, error: Exception) -> str:
+        message = str(error)
+        key = re.search(r"Could not override '([^']+)'", message)
+        if key is None:
+            return " ".join(line.strip() for line in message.splitlines()
+                            if not line.strip().startswith(("full_key:", "object_type=", "reference_type=", "To append")))
+        known = _known_keys()
+        group = key.group(1).split("@")[0]
+        return (f"{group} is not a setting.{did_you_mean(group, known)} "
+                f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
+
+
+def _choices(base: Path, overrides: list[str]) -> list[str]:
+    """The options that `base` chose, as overrides, so that its settings exist while this line is composed."""
+    typed = {word.partition("=")[0] for word in overrides}
+    chosen = OmegaConf.to_container(read_yaml(base / "config.yaml").get("choices", OmegaConf.create({})))
+    assert isinstance(chosen, dict)
+    return [f"{group}={_written(option)}" for group, option in chosen.items()
+            if group not in typed and group != "experiment"]
+
+
+def _written(option: Any) -> str:
+    return f"[{','.join(option)}]" if isinstance(option, list) else str(option)
+
+
+def _onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
+    """The frozen settings of `base`, with what this line overrides taken from the fresh composition."""
+    settings = read_yaml(base / "config.yaml")
+    with open_dict(settings):
+        for word in overrides:
+            key = word.partition("=")[0].lstrip("+~")
+            OmegaConf.update(settings, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+            if key in composed.choices:
+                settings.choices[key] = composed.choices[key]
+    return settings
+
+
+def _newest_snapshot(base: Path) -> Path:
+    from forge.snapshot.store import whole_snapshots
+
+    found = whole_snapshots(base)
+    if not found:
+        raise ConfigError(f"resume={base}: this run has no whole snapshot to go on from. "
+                          f"Start it again with from={base}")
+    return found[-1]
+
+
+def _known_keys() -> list[str]:
+    """Every dotted setting and group of the default run, for a did-you-mean."""
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        tree = OmegaConf.to_container(compose("train"), resolve=False)
+
+    def dotted(node: Any, path: str) -> Iterator[str]:
+        yield path
+        if isinstance(node, dict):
+            for key, child in node.items():
+                yield from dotted(child, f"{path}.{key}" if path else key)
+
+    return [key for key in dotted(tree, "") if key and not key.endswith("_target_")]

@@ -1,0 +1,23 @@
+"""The model is not judged: for measurements of speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.observe import Request
+    from forge.run import Run
+    from forge.trainer import Step
+
+
+@dataclass(frozen=True)
+class NoEvaluation:
+    def build(self, run: Run) -> NoEvaluation:
+        return self
+
+    def __call__(self, step: Step) -> Request | None:
+        return None
+
+    def result(self) -> dict[str, Any]:
+        return {"loss_heldout": None}

@@ -1,0 +1,87 @@
+"""The devices of this machine: CPU cores or CUDA GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from forge.errors import UnusableEnvironment
+from forge.hardware import Topology
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge.config import Config
+
+
+@dataclass(frozen=True)
+class Machine:
+    """device: auto takes CUDA where there is a GPU. processes: workers on this machine.
+
+    threads: CPU threads that a worker computes with; null: the cores it may use, shared by the workers here.
+    cudnn_benchmark: let cuDNN time its convolution algorithms and keep the fastest (inputs of constant shape).
+    timeout_seconds: how long a collective waits for the other ranks before the run ends.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    processes: int
+    threads: int | None
+    cudnn_benchmark: bool
+    timeout_seconds: int
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if self.processes < 1:
+            yield f"hardware.processes={self.processes}: at least 1 is wanted."
+        if self.threads is not None and self.threads < 1:
+            yield f"hardware.threads={self.threads}: at least 1 is wanted, or null to share the cores."
+
+    def environment(self) -> dict[str, str]:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
+        share = self.threads or max(1, len(os.sched_getaffinity(0)) // here)
+        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
+
+    @contextmanager
+    def claim(self) -> Iterator[Topology]:
+        import torch
+        import torch.distributed as dist
+
+        device = self._device()
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1:
+            _meet(device, timedelta(seconds=self.timeout_seconds))
+        try:
+            yield Topology(device, int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")), world)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _device(self) -> torch.device:
+        import torch
+
+        if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise UnusableEnvironment("hardware.device=cuda: no CUDA GPU can be used here. Take hardware=cpu, "
+                                      "or check the driver with nvidia-smi.")
+        local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= found:
+            raise UnusableEnvironment(f"hardware.processes={self.processes}: this machine has {found} GPU(s), and each "
+                                      f"process needs one of its own. Lower hardware.processes, or take hardware=cpu.")
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
+
+
+def _meet(device: torch.device, timeout: timedelta) -> None:
+    """Join the other ranks: through a file where forge started them, through torchrun's store otherwise."""
+    import torch.distributed as dist
+
+    meeting = os.environ.get("FORGE_MEETING")
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", init_method=f"file://{meeting}" if meeting else "env://",
+        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timeout,
+        device_id=device if device.type == "cuda" else None)

@@ -1,0 +1,26 @@
+"""Several nodes: freeze the run here, and let torchrun start its workers on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.errors import Exit
+
+if TYPE_CHECKING:
+    from forge.config import Config
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """Starts nothing: prints the line to start on each of `nodes` machines that see the run directory."""
+
+    nodes: int
+
+    def __call__(self, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
+        permission = f" allowed_packages={','.join(allowed)}" if allowed else ""
+        print(f"The run is frozen in {run_dir}. Start it on each of the {self.nodes} nodes:\n"
+              f"torchrun --nnodes={self.nodes} --nproc-per-node={config.hardware.processes} "
+              f"--rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500 -m forge.worker {run_dir}{permission}")
+        return Exit.ANSWERED

@@ -1,0 +1,169 @@
+"""The figures of a run: read from the device once for all who show them, and kept in metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forge.agreement import total
+from forge.errors import ForgeError
+from forge.hardware import Topology
+from forge.observe import Request
+from forge.observe.phases import Phases, step_ms
+
+if TYPE_CHECKING:
+    from forge.tracker import Sink
+    from forge.trainer import Step
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Figures on their way to the host. names and sizes say how `values` is cut."""
+
+    step: int
+    lr: float
+    names: list[tuple[str, tuple[int, ...]]]
+    values: Tensor
+    arrived: torch.cuda.Event | None
+
+
+class Ledger:
+    """Observes every `every`-th update, the first and the last.
+
+    Sums go over all ranks. The copy to the host is read when it has arrived, so a record comes out a little later
+    than its step, and the device is never waited for before the end.
+    """
+
+    def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases,
+                 first_step: int) -> None:
+        self.every, self.max_skipped = every, max_skipped
+        self.topology, self.phases = topology, phases
+        self.records: list[Record] = []
+        self.sinks: list[Sink] = []
+        self.targets: Tensor | float = 0.0                  # trained on since the start of this process
+        self._pending: deque[Pending] = deque()
+        self._read_steps, self._last_step, self._last_targets = 0, first_step, 0.0
+        self._file = path.open("a") if topology.is_first else None
+
+    def __call__(self, step: Step) -> Request | None:
+        self.targets = self.targets + step.targets.double()
+        if step.number == 1 or step.number % self.every == 0 or step.last:
+            self._pending.append(self._fetch(step))
+        while self._pending and (self._pending[0].arrived is None or self._pending[0].arrived.query()):
+            self._write(self._pending.popleft())
+        return None
+
+    def note(self, step: int, **figures: float) -> None:
+        """Record figures that are on the host already, such as a held-out loss."""
+        self._publish({"step": step, "time": round(time.time(), 3), **figures})
+
+    def result(self) -> dict[str, Any]:
+        """Write what is still on its way; the losses of the run, and what the trackers have to say."""
+        while self._pending:
+            pending = self._pending.popleft()
+            if pending.arrived is not None:
+                pending.arrived.synchronize()
+            self._write(pending)
+        if self._file is not None:
+            self._file.close()
+        losses = [record["loss"] for record in self.records if "loss" in record]
+        facts = {"loss_first": losses[0] if losses else None, "loss_last": losses[-1] if losses else None}
+        for sink in self.sinks:
+            facts |= sink.result()
+        return facts
+
+    def _fetch(self, step: Step) -> Pending:
+        outcome = step.outcome
+        sums = {name: value.double() for name, value in step.terms.items()}
+        summed = total(torch.cat([value.flatten() for value in sums.values()]), self.topology)
+        rest = torch.stack([value.double() for value in (step.targets, torch.as_tensor(self.targets), outcome.norm,
+                                                         outcome.applied, outcome.skipped)])
+        names = [(name, tuple(value.shape)) for name, value in sums.items()]
+        values = torch.cat([summed, rest])
+        arrived = None
+        if values.device.type == "cuda":
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            values, arrived = host.copy_(values, non_blocking=True), torch.cuda.Event()
+            arrived.record()
+        return Pending(step.number, outcome.lr, names, values, arrived)
+
+    def _write(self, pending: Pending) -> None:
+        record = self._record(pending)
+        self._publish(record)
+        if record["skipped"] > self.max_skipped:
+            raise ForgeError(f"The gradient was not finite in {record['skipped']} updates in a row, up to step "
+                             f"{pending.step}, so nothing was learnt in them. Lower optimizer.lr, or look at the data; "
+                             f"optimizer.max_skipped={self.max_skipped} is the bound.")
+
+    def _publish(self, record: Record) -> None:
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
+            self._file.flush()
+        for sink in self.sinks:
+            sink(record)
+
+    def _record(self, pending: Pending) -> Record:
+        figures = pending.values.tolist()
+        terms: dict[str, Any] = {}
+        for name, shape in pending.names:
+            size = math.prod(shape)
+            terms[name], figures = figures[:size], figures[size:]
+        targets, trained, norm, applied, skipped = figures
+        record = {"step": pending.step, "loss": terms["loss_sum"][0] / max(targets, 1.0), "lr": pending.lr,
+                  "gradient_norm": norm, "applied": bool(applied), "skipped": int(skipped), "targets": int(targets),
+                  "time": round(time.time(), 3), **self._speed(pending.step, trained)}
+        if "aux_loss" in terms:
+            record["aux_loss"] = terms["aux_loss"][0] / max(targets, 1.0)
+        if "expert_load" in terms:
+            record["expert_load_max_over_mean"] = _imbalance(terms["expert_load"], dict(pending.names)["expert_load"])
+        return record
+
+    def _speed(self, step: int, trained: float) -> Record:
+        """Of the steps that ended since the last record; the newest may still be running on the device."""
+        fresh = self.phases.read()[self._read_steps:]
+        per_step = (trained - self._last_targets) / (step - self._last_step)
+        self._read_steps, self._last_step, self._last_targets = self._read_steps + len(fresh), step, trained
+        if not fresh:
+            return {"tokens_per_second": None, "step_ms": None}
+        mean_ms = sum(map(step_ms, fresh)) / len(fresh)
+        return {"tokens_per_second": per_step / mean_ms * 1e3, "step_ms": mean_ms}
+
+
+def _imbalance(loads: list[float], shape: tuple[int, ...]) -> float:
+    """The fullest expert's load over the mean, of the layer where it is largest."""
+    layers, experts = shape
+    rows = [loads[layer * experts:(layer + 1) * experts] for layer in range(layers)]
+    return max(max(row) * experts / max(sum(row), 1.0) for row in rows)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for infinity and NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Forget what metrics.jsonl records past a snapshot that the run goes on from: it happens again."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(f"{line}\n" for line in kept))
+        os.replace(partial, path)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):       # a line that a kill cut short
+        return math.inf

@@ -1,0 +1,93 @@
+"""The end of a run: result.json, report.md, and a summary for the person at the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import forge
+from forge.observe import Observer
+from forge.observe.flops import mfu
+from forge.observe.phases import PAUSE, step_ms
+from forge.observe.summary import print_summary, write_report
+from forge.run import Run
+
+PHASES = ("data_wait", "copy", "forward", "backward", "exposed_comm", "optimizer", "idle", "other")
+WARMUP = 3          # steps left out of the speed: they compile, allocate and fill caches
+
+
+def conclude(run: Run, observers: list[Observer], status: str) -> None:
+    """Collect the facts of the run, write them, and show them. All ranks call it."""
+    run.phases("data_wait")                                 # ends the last step
+    measured = _speed(run)
+    facts: dict[str, Any] = {}
+    for observer in observers:
+        facts |= observer.result()
+    if run.topology.is_first:
+        result = {"status": status, "steps": run.progress.step, **measured, **facts, **_memory(run), **_place(run)}
+        _write(run.run_dir / "result.json", result)
+        write_report(run.run_dir / "report.md", result, run.config)
+        print_summary(result, run.run_dir)
+
+
+def _speed(run: Run) -> dict[str, Any]:
+    steps = run.phases.read(wait=True)
+    steady = steps[WARMUP:] or steps
+    targets = float(run.ledger.targets)
+    facts: dict[str, Any] = {"tokens": int(targets), "tokens_per_second": None, "step_ms": None,
+                             "phases_ms": dict.fromkeys(PHASES), "mfu": None, "hfu": None,
+                             "pause_seconds": sum(spent.get(PAUSE, 0.0) for spent in steps) / 1e3}
+    if not steady:
+        return facts
+    lengths = np.array([step_ms(spent) for spent in steady])
+    rate = targets / len(steps) / lengths.mean() * 1e3
+    phases = {name: float(np.mean([spent.get(name, 0.0) for spent in steady])) if any(name in s for s in steady)
+              else None for name in PHASES}
+    cost = run.model.flops_per_token(run.config.sequence_length)            # type: ignore[operator]
+    return facts | {"tokens_per_second": float(rate), "phases_ms": phases,
+                    "step_ms": {"median": float(np.median(lengths)), "p90": float(np.quantile(lengths, 0.9))},
+                    "mfu": mfu(cost, rate, run.topology.world_size, run.topology.device)}
+
+
+def _memory(run: Run) -> dict[str, Any]:
+    if run.topology.device.type == "cuda":
+        return {"peak_memory_bytes": torch.cuda.max_memory_allocated()}
+    return {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def _place(run: Run) -> dict[str, Any]:
+    device = run.topology.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {"device": {"type": device.type, "name": name, "count": run.topology.world_size},
+            "versions": {"forge": forge.__version__, "python": platform.python_version(), "torch": torch.__version__,
+                         **{package: _version(package) for package in ("numpy", "hydra-core", "triton")}},
+            "choices": run.config.choices}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(partial, path)

@@ -1,0 +1,56 @@
+"""AdamW (Loshchilov & Hutter 2019), as PyTorch computes it: parameter by parameter, by lists, or in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from forge.optimizer import Group
+from forge.optimizer.groups import parameter_groups
+from forge.optimizer.update import GradientUpdate
+
+if TYPE_CHECKING:
+    from forge.config import Config
+    from forge.precision import Precision
+    from forge.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """lr: the peak rate; the schedule scales it. clip: the largest 2-norm of the gradient; null: not clipped.
+
+    implementation: loop is the plain twin; foreach launches one kernel for many parameters; fused does the whole
+        update in one, unscales and clips inside it, and needs no host read to skip an update that is not finite.
+    max_skipped: updates in a row that may be skipped as not finite before the run ends.
+    groups: settings by parameter name; the first match decides.
+    """
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip: float | None
+    implementation: Literal["loop", "foreach", "fused"]
+    max_skipped: int
+    groups: list[Group]
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if self.lr <= 0:
+            yield f"optimizer.lr={self.lr}: more than 0 is wanted."
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                yield f"optimizer.{name}={getattr(self, name)}: at least 0 and less than 1 is wanted."
+        if self.clip is not None and self.clip <= 0:
+            yield f"optimizer.clip={self.clip}: more than 0 is wanted, or null for no clipping."
+
+    def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
+        groups = parameter_groups(model, self.groups, self.weight_decay)
+        optimizer = torch.optim.AdamW(
+            groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps,
+            foreach=self.implementation == "foreach", fused=self.implementation == "fused")
+        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision.loss_scale)

@@ -1,0 +1,21 @@
+"""Warm-up, stable, decay (Hu et al. 2024, MiniCPM; the 1 - sqrt decay of Hägele et al. 2024)."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay:
+    """warmup: updates in which the factor rises linearly to 1. decay: the last share of the run, in which it falls
+    as 1 - sqrt. floor: the factor at the end."""
+
+    warmup: int
+    decay: float
+    floor: float
+
+    def __call__(self, step: int, steps: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        length = max(1.0, self.decay * steps)
+        done = (step - (steps - length)) / length
+        return self.floor + (1 - self.floor) * (1 - math.sqrt(min(1.0, max(0.0, done))))

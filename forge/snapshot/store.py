@@ -1,0 +1,158 @@
+"""Snapshots on disk: safetensors files and one JSON manifest, written beside their final name and then renamed.
+
+torch.distributed.checkpoint is not used for what every rank holds whole: its .metadata is a pickle, and nothing that
+forge loads can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forge.agreement import all_agree
+from forge.errors import ConfigError, ForgeError, UnreadableError, UnusableEnvironment
+from forge.hardware import Topology
+from forge.snapshot.folder import FORMAT, MANIFEST, VERSION, read_manifest, snapshot_path
+from forge.state import RunState
+
+
+def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str, Any], topology: Topology) -> Path:
+    """Save the run after update `step`. All ranks call it.
+
+    identity: what must be the same for the data position to mean the same. The snapshot appears whole or not at all,
+    and older ones are not touched. Raises UnusableEnvironment where the disk is full.
+    """
+    final = snapshot_path(run_dir, step)
+    partial = final.with_name(f".{final.name}.partial")
+    if topology.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+    trouble = _attempt(lambda: partial.mkdir(parents=True, exist_ok=True), run_dir)
+    _together(trouble, partial, topology)
+    parts = {**(state.shared if topology.is_first else {}),
+             **{f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}}
+    _together(_attempt(lambda: [_write_part(partial / f"{name}.safetensors", part.state_dict())
+                                for name, part in parts.items()], run_dir), partial, topology)
+    if topology.is_first:
+        trouble = _attempt(lambda: _publish(partial, final, step, identity, topology.world_size), run_dir)
+    _together(trouble, partial, topology)
+    return final
+
+
+def read_snapshot(path: Path, state: RunState, identity: dict[str, Any], topology: Topology) -> None:
+    """Bring the run to where the snapshot was taken. Raises ForgeError before anything is changed, where it can."""
+    manifest = read_manifest(path)
+    verify(path, manifest)
+    for key, value in identity.items():
+        saved = manifest["identity"].get(key)
+        if saved != value:
+            raise ConfigError(f"resume={path}: the run was at a position in the data that belongs to {key}={saved}, "
+                              f"and now {key}={value}. Set it back, or start again with from=.")
+    for name, part in state.shared.items():
+        load_part(path, name, part)
+    for name, part in state.own.items():
+        mine = f"{name}_{topology.rank:05d}"
+        if f"{mine}.safetensors" in manifest["files"]:      # a new rank, in a larger world, starts with its own
+            load_part(path, mine, part)
+
+
+def load_part(path: Path, name: str, part: Any) -> None:
+    """Load one file of a snapshot into what it was saved from. Raises ConfigError where it does not fit."""
+    values = read_part(path / f"{name}.safetensors")
+    try:
+        part.load_state_dict(values)
+    except ForgeError:
+        raise
+    except (RuntimeError, KeyError) as error:
+        raise ConfigError(f"{path} is the snapshot of another {name}: {_first_difference(str(error))}") from None
+
+
+def read_part(file: Path) -> dict[str, Any]:
+    """The tensors and values of one file, on the CPU. Raises UnreadableError."""
+    try:
+        with safe_open(file, "pt") as opened:
+            values: dict[str, Any] = json.loads((opened.metadata() or {}).get("values", "{}"))
+            return values | {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UnreadableError(f"{file} is not a whole safetensors file: {error}") from None
+
+
+def verify(path: Path, manifest: dict[str, Any]) -> None:
+    """Compare every file with the checksum in the manifest. Raises UnreadableError."""
+    for name, entry in manifest["files"].items():
+        file = path / name
+        if not file.exists() or file.stat().st_size != entry["bytes"] or _digest(file) != entry["sha256"]:
+            raise UnreadableError(f"{file} is damaged: it differs from what {MANIFEST} records. Older snapshots in "
+                                  f"{path.parent} may be whole: name one with resume=")
+
+
+def _write_part(file: Path, values: dict[str, Any]) -> None:
+    tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
+    plain = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    free = shutil.disk_usage(file.parent).free
+    if free < needed:
+        raise UnusableEnvironment(_full(file, f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"))
+    save_file(tensors, file, metadata={"values": json.dumps(plain)})
+    _sync(file)
+
+
+def _publish(partial: Path, final: Path, step: int, identity: dict[str, Any], world_size: int) -> None:
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in partial.iterdir()}
+    manifest = {"format": FORMAT, "version": VERSION, "step": step, "world_size": world_size, "identity": identity,
+                "files": files}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _sync(partial / MANIFEST)
+    _sync(partial)
+    if final.exists():          # the same step again, after a resume: the bits are the same
+        shutil.rmtree(final)
+    os.rename(partial, final)
+    _sync(final.parent)
+
+
+def _attempt(action: Any, run_dir: Path) -> ForgeError | None:
+    try:
+        action()
+    except ForgeError as error:
+        return error
+    except (OSError, SafetensorError) as error:
+        return UnusableEnvironment(_full(run_dir, str(error)))
+    return None
+
+
+def _together(trouble: ForgeError | None, partial: Path, topology: Topology) -> None:
+    """Go on only if all ranks can; otherwise leave nothing half written."""
+    if all_agree(trouble is None, topology):
+        return
+    if topology.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+    raise trouble or UnusableEnvironment("another rank could not write its part of the snapshot")
+
+
+def _full(where: Path, why: str) -> str:
+    return f"No snapshot could be written in {where}: {why}. Free some space, or set run_dir=; older ones are whole."
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _first_difference(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return lines[1] if len(lines) > 1 else lines[0] if lines else "its names differ"

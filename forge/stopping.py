@@ -1,0 +1,37 @@
+"""A run that is asked to stop by a signal finishes its update, saves, and says with its exit code why it ended."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import Exit
+from forge.observe import Request
+
+if TYPE_CHECKING:
+    from forge.trainer import Step
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+class Stopping:
+    """Observes the signals that ask for a stop. Slurm sends SIGTERM or SIGUSR1 before it takes a node back."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        for number in SIGNALS:
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+    def __call__(self, step: Step) -> Request | None:
+        return Request.STOP if self.received else None
+
+    @property
+    def exit_code(self) -> Exit:
+        return Exit.INTERRUPTED if self.received == signal.SIGINT else Exit.STOPPED
+
+    def result(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,64 @@
+"""A progress bar on a terminal; plain lines where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.run import Run
+
+
+@dataclass(frozen=True)
+class Console:
+    """lines_every: seconds between lines where the output is no terminal (a log file)."""
+
+    lines_every: float
+
+    def build(self, run: Run) -> Bar | Lines:
+        return Bar(run) if sys.stderr.isatty() else Lines(run, self.lines_every)
+
+
+class Bar:
+    def __init__(self, run: Run) -> None:
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+            TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False), console=Terminal(stderr=True))
+        self.task = self.progress.add_task("", total=run.config.last_step, completed=run.progress.step, figures="")
+        self.progress.start()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        if "loss" in record:
+            self.progress.update(self.task, completed=record["step"], figures=_figures(record))
+
+    def result(self) -> dict[str, Any]:
+        self.progress.stop()
+        return {}
+
+
+class Lines:
+    def __init__(self, run: Run, every: float) -> None:
+        self.every, self.last = every, run.config.last_step
+        self.begun, self.first, self.shown = time.monotonic(), run.progress.step, float("-inf")
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        now, step = time.monotonic(), record["step"]
+        if "loss" not in record or (now - self.shown < self.every and step != self.last):
+            return
+        self.shown = now
+        left = (now - self.begun) / max(1, step - self.first) * (self.last - step)
+        print(f"step {step}/{self.last}  {_figures(record)}  {left:.0f} s left", file=sys.stderr, flush=True)
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+
+def _figures(record: dict[str, Any]) -> str:
+    speed = record["tokens_per_second"]
+    skipped = f"  {record['skipped']} updates skipped" if record["skipped"] else ""
+    return f"loss {record['loss']:.4f}" + (f"  {speed:,.0f} tokens/s" if speed else "") + skipped

@@ -1,0 +1,42 @@
+"""What every command does with its command line: take the words that are its own, and answer errors in sentences."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from forge.errors import Exit, ForgeError
+
+OWN = ("allowed_packages", "from", "resume")     # consumed before composition; never read from a file
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Print a ForgeError as sentences, without a traceback, and exit with its code."""
+    try:
+        yield
+    except ForgeError as error:
+        print(f"forge: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+
+
+def split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """(the words that are consumed before composition, the rest)."""
+    own: dict[str, str] = {}
+    rest = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key.lstrip("+") in OWN and equals:
+            own[key.lstrip("+")] = value
+        else:
+            rest.append(argument)
+    return own, rest
+
+
+def packages(own: dict[str, str]) -> tuple[str, ...]:
+    """The packages that `allowed_packages=` names: a, or [a,b]."""
+    return tuple(re.findall(r"[\w.]+", own.get("allowed_packages", "")))
