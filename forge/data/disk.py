@@ -1,0 +1,97 @@
+"""Folders that forge fills itself: made once, whole or not at all, and full disks told in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from forge.errors import UnusableEnvironment
+
+
+def cache_folder(setting: str | None) -> Path:
+    """The folder of a `cache` setting; None: forge's part of the user's cache folder."""
+    if setting is not None:
+        return Path(setting).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "forge"
+
+
+@contextmanager
+def writing(folder: Path, mend: str) -> Iterator[None]:
+    """Tell failures to write below `folder` as UnusableEnvironment; `mend` says where else to write."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UnusableEnvironment(f"No space is left in {folder}: free some, or {mend}.") from error
+        raise UnusableEnvironment(f"Cannot write to {folder} ({error.strerror}): {mend}.") from error
+
+
+def require_space(folder: Path, num_bytes: int, mend: str) -> None:
+    """Raise UnusableEnvironment where the disk of `folder` (which need not exist yet) has less than num_bytes free."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    if free < num_bytes:
+        raise UnusableEnvironment(f"{folder} needs {num_bytes / 1e6:,.0f} MB and its disk has {free / 1e6:,.0f} MB "
+                                  f"free: free some, or {mend}.")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` once it is whole. Several processes may do so at once."""
+    # mkstemp, and not a name with the process id: two containers that share a folder may share process ids as well
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o666 & ~_umask())
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `make` unless it is there. Of several processes one makes it and the others wait.
+
+    `make` fills a temporary folder, renamed when it is whole, so `folder` never holds half of anything. The lock only
+    saves work: where a network disk has no locks, each process makes its own and the first rename wins.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.parent / f".{folder.name}.lock"):
+        if folder.is_dir():
+            return folder
+        making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+        try:
+            make(making)
+            making.chmod(0o777 & ~_umask())
+            os.rename(making, folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "ab") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

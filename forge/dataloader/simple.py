@@ -1,0 +1,38 @@
+"""dataloader=simple: read in this process, when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forge.batch import Cursor, Work
+from forge.dataloader import Reader
+from forge.feed import Feed
+from forge.hardware import Topology
+
+
+@dataclass(frozen=True)
+class Simple:
+    """No workers: the plain twin of the others, and enough where reading is quick."""
+
+    def build(self, feed: Feed, topology: Topology) -> Reader:
+        return _InProcess(feed)
+
+
+class _InProcess:
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._start = Cursor()
+
+    def seek(self, cursor: Cursor) -> None:
+        self._start = cursor
+
+    def __iter__(self) -> Iterator[Work]:
+        cursor = self._start
+        while True:
+            work = self._feed[cursor]
+            yield work
+            cursor = work.cursor
+
+    def close(self) -> None:
+        """Nothing is open."""
