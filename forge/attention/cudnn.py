@@ -6,16 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from forge.attention.kernels import PLAIN, choose, half_precision, head_width, of_model, on_gpu
-from forge.notes import say
+from forge.attention.limits import half_precision, head_width, of_model, on_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from forge.attention import Layout
-    from forge.attention.sdpa import Choice
+    from forge.attention.fused import Choice
     from forge.config import Config
 
 DROPOUT_STEPS = 16      # some of cuDNN's kernels know dropout in steps of 1/16 (pytorch/pytorch#174245)
@@ -35,13 +32,11 @@ class CuDNN:
                    f"set model.dropout={near} or attention=flash.")
 
     def plan(self, layout: Layout) -> Choice:
-        if layout.device.type != "cuda":
-            say("attention=cudnn needs an NVIDIA GPU: this run takes sdpa.")
-            return PLAIN.plan(layout)
-        return choose("cudnn", layout)
+        from forge.attention.fused import choose
+
+        return choose(layout, "cudnn")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Choice, dropout: float) -> Tensor:
-        if not plan.exact:
-            return PLAIN(q, k, v, plan, dropout)
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return PLAIN(q, k, v, plan, dropout)
+        from forge.attention.fused import attend
+
+        return attend(q, k, v, plan, dropout)

@@ -5,12 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-
-from forge.attention.heads import repeat
-from forge.attention.mask import mask
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,12 +16,19 @@ class Eager:
     """Holds the scores [B, heads, T, T] in memory. Softmax in float32, as Hugging Face's eager attention does it."""
 
     def plan(self, layout: Layout) -> Tensor | None:
+        from forge.attention.mask import mask
+
         return mask(layout)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Tensor | None, dropout: float) -> Tensor:
+        import torch.nn.functional as F
+        from torch import float32
+
+        from forge.attention.heads import repeat
+
         k, v = repeat(q, k, v)
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         if plan is not None:
             scores = scores.masked_fill(~plan, float("-inf"))
-        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        weights = scores.softmax(-1, dtype=float32).to(v.dtype)
         return F.dropout(weights, dropout, training=dropout > 0) @ v

@@ -1,36 +1,12 @@
-"""When an option that stands for one fused kernel can run it, and what it says where it cannot."""
+"""What fused kernels cannot do, in the user's words. Read before a device is touched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from forge.attention.mask import is_plain
-from forge.attention.sdpa import SDPA, Choice
-from forge.notes import say
-
 if TYPE_CHECKING:
-    from forge.attention import Layout
     from forge.config import Config
-
-PLAIN = SDPA()
-OLDEST = (8, 0)         # compute capability of the A100, the first GPU that PyTorch has these kernels for
-
-
-def choose(name: str, layout: Layout) -> Choice:
-    """The kernel exactly, or sdpa where documents or a window are to be hidden, which such kernels do not know."""
-    choice = PLAIN.plan(layout)
-    if not is_plain(layout):
-        say(f"attention={name} knows no documents and no window: this run takes sdpa with a mask "
-            f"(attention=flex has a kernel for them on a GPU).")
-        return choice
-    if layout.device.type == "cuda" and torch.cuda.get_device_capability(layout.device) < OLDEST:
-        say(f"attention={name} needs a GPU of compute capability {OLDEST[0]}.{OLDEST[1]}: this run takes sdpa.")
-        return choice
-    return replace(choice, exact=layout.length > 1)         # cuDNN has no kernel for a single token
 
 
 def half_precision(name: str, config: Config) -> Iterator[str]:

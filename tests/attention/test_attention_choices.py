@@ -12,10 +12,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from forge import notes
 from forge.attention import Layout
+from forge.attention.blocks import may_look
 from forge.attention.cudnn import CuDNN
 from forge.attention.eager import Eager
 from forge.attention.flash import Flash
-from forge.attention.flex import Flex, may_look
+from forge.attention.flex import Flex
 from forge.attention.sdpa import SDPA
 
 CPU = torch.device("cpu")

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from forge.attention import Layout
+from forge.attention.blocks import may_look
 from forge.attention.cudnn import CuDNN
 from forge.attention.eager import Eager
 from forge.attention.flash import Flash
-from forge.attention.flex import Flex, may_look
+from forge.attention.flex import Flex
 from forge.attention.mask import mask
 from forge.attention.sdpa import SDPA
 
