@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,11 @@ def build_feed(config: Config, topology: Topology, split: Split, rows: int) -> F
                 topology.data_rank, topology.data_size)
 
 
+def staging(config: Config, topology: Topology) -> Callable[[Batch], Batch]:
+    """What happens to a batch between the host and the model."""
+    return lambda batch: config.augment(batch.to(topology.device))
+
+
 @contextmanager
 def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[Trainer, Run]]:
     """A trainer at the position where the run starts or goes on, and what observes it. Raises ForgeError."""
@@ -66,9 +71,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         if topology.is_first:
             drop_after(run_dir / "metrics.jsonl", progress.step)
 
-    def stage(batch: Batch) -> Batch:
-        return config.augment(batch.to(topology.device))
-
+    stage = staging(config, topology)
     ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
                     progress.step)
     run = Run(config, run_dir, topology, model, state, progress, phases, ledger, stage,

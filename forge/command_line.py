@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from forge.config import conf_dir, read_yaml
 from forge.errors import ConfigError
 from forge.schema import did_you_mean
+from forge.snapshot.folder import whole_snapshots
 from forge.words import packages, split
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class CommandLine:
         named = own.get("resume", own.get("from"))
         base = Path(named) if named else None
         allowed = packages(own)
-        choices = _choices(base, overrides) if base else []
+        choices = choices_of(base, overrides) if base else []
         return cls(base, bool(own.get("resume")), allowed, overrides, choices + overrides)
 
     def compose(self, job: Callable[[], Any]) -> None:
@@ -70,7 +71,7 @@ class CommandLine:
                             if not group.startswith("hydra/") and option is not None}
         typed = list(context.overrides.task)
         if self.base:
-            settings = _onto(self.base, settings, [word for word in typed if word in self._own_overrides(typed)])
+            settings = onto(self.base, settings, [word for word in typed if word in self._own_overrides(typed)])
         settings.resume = None
         if self.base and self.resume:
             settings.resume = str(_newest_snapshot(self.base))
@@ -94,20 +95,21 @@ class CommandLine:
         message = str(error)
         key = re.search(r"Could not override '([^']+)'", message)
         if key is None:
-            return " ".join(line.strip() for line in message.splitlines()
-                            if not line.strip().startswith(("full_key:", "object_type=", "reference_type=", "To append")))
+            noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
+            lines = [line.strip() for line in message.splitlines()]
+            return " ".join(line for line in lines if line and not line.startswith((*noise, "provider=")))
         known = _known_keys()
         group = key.group(1).split("@")[0]
         return (f"{group} is not a setting.{did_you_mean(group, known)} "
                 f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
 
 
-def _choices(base: Path, overrides: list[str]) -> list[str]:
+def choices_of(base: Path, overrides: list[str]) -> list[str]:
     """The options that `base` chose, as overrides, so that its settings exist while this line is composed."""
     typed = {word.partition("=")[0] for word in overrides}
     chosen = OmegaConf.to_container(read_yaml(base / "config.yaml").get("choices", OmegaConf.create({})))
     assert isinstance(chosen, dict)
-    return [f"{group}={_written(option)}" for group, option in chosen.items()
+    return [f"{group!s}={_written(option)}" for group, option in chosen.items()
             if group not in typed and group != "experiment"]
 
 
@@ -115,7 +117,7 @@ def _written(option: Any) -> str:
     return f"[{','.join(option)}]" if isinstance(option, list) else str(option)
 
 
-def _onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
+def onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
     """The frozen settings of `base`, with what this line overrides taken from the fresh composition."""
     settings = read_yaml(base / "config.yaml")
     with open_dict(settings):
@@ -128,8 +130,6 @@ def _onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _newest_snapshot(base: Path) -> Path:
-    from forge.snapshot.store import whole_snapshots
-
     found = whole_snapshots(base)
     if not found:
         raise ConfigError(f"resume={base}: this run has no whole snapshot to go on from. "

@@ -18,6 +18,7 @@ from forge.state import Progress, RunState
 
 if TYPE_CHECKING:
     from forge.batch import Batch
+    from forge.data import Split
     from forge.feed import Feed
 
 
@@ -35,6 +36,6 @@ class Run:
     phases: Phases
     ledger: Ledger
     stage: Callable[[Batch], Batch]
-    open_feed: Callable[[str, int], Feed]
+    open_feed: Callable[[Split, int], Feed]
     identity: dict[str, Any]
     observers: list[Observer] = field(default_factory=list)

@@ -107,7 +107,7 @@ def _shown(value: Any) -> str:
 
 
 def _name(wanted: Any) -> str:
-    return _PLAIN.get(wanted) or getattr(wanted, "__name__", str(wanted))
+    return str(_PLAIN.get(wanted) or getattr(wanted, "__name__", wanted))
 
 
 def _join(path: str, key: str) -> str:

@@ -20,8 +20,14 @@ class Stopping:
 
     def __init__(self) -> None:
         self.received: int | None = None
+
+    @classmethod
+    def listening(cls) -> Stopping:
+        """From now on, these signals ask for a stop and no longer end the process."""
+        stopping = cls()
         for number in SIGNALS:
-            signal.signal(number, self._receive)
+            signal.signal(number, stopping._receive)
+        return stopping
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number

@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from forge.errors import Exit, ForgeError
+from forge.errors import ConfigError, Exit, ForgeError
 
 OWN = ("allowed_packages", "from", "resume")     # consumed before composition; never read from a file
 
@@ -40,3 +41,19 @@ def split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 def packages(own: dict[str, str]) -> tuple[str, ...]:
     """The packages that `allowed_packages=` names: a, or [a,b]."""
     return tuple(re.findall(r"[\w.]+", own.get("allowed_packages", "")))
+
+
+def take(known: dict[str, Any], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """(a command's own settings, as its defaults are typed; the rest). Raises ConfigError."""
+    asked, rest = dict(known), []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key not in known or not equals:
+            rest.append(argument)
+            continue
+        try:
+            asked[key] = type(known[key])(value)
+        except ValueError:
+            kind = "a whole number" if isinstance(known[key], int) else "a number"
+            raise ConfigError(f"{key}={value}: {kind} is wanted.") from None
+    return asked, rest

@@ -23,7 +23,7 @@ def main() -> None:
         print("usage: python -m forge.worker RUN_DIR [allowed_packages=PACKAGE,...]", file=sys.stderr)
         sys.exit(Exit.USAGE)
     run_dir = Path(rest[0])
-    stopping = Stopping()       # before anything slow: a signal that comes during the imports must not be lost
+    stopping = Stopping.listening()     # before anything slow: a signal that comes during the imports must not be lost
     die_with_parent()
     sys.exit(work(run_dir, packages(own), stopping))
 

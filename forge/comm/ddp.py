@@ -75,12 +75,10 @@ class Bucketed(Alone):
         return nullcontext() if last else self.model.no_sync()
 
 
-def _reduce_in(dtype: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _reduce_in(dtype: torch.dtype, bucket: Any) -> Any:
     """A communication hook that sums in another dtype than the gradients'."""
     gradient = bucket.buffer()
     sent = gradient.to(dtype).div_(dist.get_world_size())
-    work: Any = dist.all_reduce(sent, async_op=True)
+    work = dist.all_reduce(sent, async_op=True)
     return work.get_future().then(lambda future: gradient.copy_(future.value()[0]))
 
-
-__all__ = ["DDP", "Alone", "Bucketed"]

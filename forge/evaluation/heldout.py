@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,11 @@ from forge.batch import Cursor
 from forge.observe import Request
 
 if TYPE_CHECKING:
+    from forge.batch import Batch
     from forge.config import Config
     from forge.feed import Feed
+    from forge.hardware import Topology
+    from forge.precision import Precision
     from forge.run import Run
     from forge.trainer import Step
 
@@ -52,7 +55,9 @@ class HeldoutObserver:
         due = self.settings.every > 0 and step.number % self.settings.every == 0
         if finished or due:
             with self.run.phases.pause():
-                loss = heldout_loss(self.run, self.feed, self.settings.batches)
+                run = self.run
+                loss, _ = mean_loss(run.model, run.config.precision, self.feed, self.settings.batches, run.stage,
+                                    run.topology)
                 self.run.ledger.note(step.number, loss_heldout=loss)
                 if finished:
                     self.facts = {"loss_heldout": loss} | self._closing()
@@ -78,18 +83,28 @@ class HeldoutObserver:
         return self.facts
 
 
-def heldout_loss(run: Run, feed: Feed, batches: int) -> float:
-    """Nats per target over the first `batches` micro-batches of every rank. All ranks call it."""
-    config, topology = run.config, run.topology
+def mean_loss(model: nn.Module, precision: Precision, feed: Feed, count: int, stage: Callable[[Batch], Batch],
+              topology: Topology, progress: bool = False) -> tuple[float, int]:
+    """(nats per target, targets) over the first `count` batches of a feed, all ranks together. All ranks call it."""
     sums = torch.zeros(2, dtype=torch.float64, device=topology.device)
-    with as_in_evaluation(run.model):
-        for index in range(min(batches, len(feed.plan(0)))):
+    with as_in_evaluation(model):
+        for index in _shown(range(min(count, len(feed.plan(0)))), progress):
             for batch in feed[Cursor(0, index)].batches:
-                with config.precision.autocast(topology.device):
-                    _, loss_sum, _ = run.model(run.stage(batch), torch.ones((), device=topology.device))
-                sums += torch.stack([loss_sum.double(), torch.tensor(batch.num_targets, device=topology.device).double()])
+                with precision.autocast(topology.device):
+                    _, loss_sum, _ = model(stage(batch), torch.ones((), device=topology.device))
+                sums[0] += loss_sum
+                sums[1] += batch.num_targets
     loss, targets = total(sums, topology).tolist()
-    return float(loss / max(targets, 1.0))
+    return loss / max(targets, 1.0), int(targets)
+
+
+def _shown(steps: range, progress: bool) -> Iterable[int]:
+    if not progress:
+        return steps
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(steps, "evaluating", console=Console(stderr=True), transient=True)
 
 
 @contextmanager

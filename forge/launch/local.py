@@ -44,7 +44,8 @@ class Local:
         return max(Exit(worker.returncode) for worker in workers)
 
 
-def _start(rank: int, processes: int, run_dir: Path, meeting: Path, allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _start(rank: int, processes: int, run_dir: Path, meeting: Path,
+           allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "forge.worker", str(run_dir)]
     if allowed:
         command.append(f"allowed_packages={','.join(allowed)}")

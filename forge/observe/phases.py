@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
 
 FIRST = "data_wait"         # the phase a step begins with
 PAUSE = "pause"             # evaluation and snapshots: no part of a step
@@ -30,7 +31,7 @@ class Phases:
 
     def __call__(self, phase: str) -> None:
         self._marks.append((phase, self._now()))
-        if torch.autograd._profiler_enabled():              # ranges cost a microsecond only while somebody records
+        if _profiler_enabled():              # ranges cost a microsecond only while somebody records
             if self._range is not None:
                 self._range.__exit__(None, None, None)
             self._range = torch.profiler.record_function(RANGES.get(phase, phase))

@@ -22,8 +22,8 @@ def freeze(model: nn.Module, groups: list[Group]) -> None:
             raise ConfigError(f"optimizer.groups[{index}].match={group.match!r} matches no parameter. Names look like "
                               f"{', '.join(names[:2] + names[-2:])}")
     for name, parameter in model.named_parameters():
-        group = _deciding(name, groups)
-        if group is not None and group.frozen:
+        deciding = _deciding(name, groups)
+        if deciding is not None and deciding.frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError("optimizer.groups freezes every parameter: nothing is left to train.")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from forge.agreement import all_agree
 from forge.errors import ConfigError, ForgeError, UnreadableError, UnusableEnvironment
 from forge.hardware import Topology
 from forge.snapshot.folder import FORMAT, MANIFEST, VERSION, read_manifest, snapshot_path
-from forge.state import RunState
+from forge.state import RunState, Stateful
 
 
 def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str, Any], topology: Topology) -> Path:
@@ -38,8 +39,7 @@ def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str
     _together(trouble, partial, topology)
     parts = {**(state.shared if topology.is_first else {}),
              **{f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}}
-    _together(_attempt(lambda: [_write_part(partial / f"{name}.safetensors", part.state_dict())
-                                for name, part in parts.items()], run_dir), partial, topology)
+    _together(_attempt(lambda: _write_parts(partial, parts), run_dir), partial, topology)
     if topology.is_first:
         trouble = _attempt(lambda: _publish(partial, final, step, identity, topology.world_size), run_dir)
     _together(trouble, partial, topology)
@@ -93,6 +93,11 @@ def verify(path: Path, manifest: dict[str, Any]) -> None:
                                   f"{path.parent} may be whole: name one with resume=")
 
 
+def _write_parts(folder: Path, parts: dict[str, Stateful]) -> None:
+    for name, part in parts.items():
+        _write_part(folder / f"{name}.safetensors", part.state_dict())
+
+
 def _write_part(file: Path, values: dict[str, Any]) -> None:
     tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
     plain = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
@@ -117,7 +122,7 @@ def _publish(partial: Path, final: Path, step: int, identity: dict[str, Any], wo
     _sync(final.parent)
 
 
-def _attempt(action: Any, run_dir: Path) -> ForgeError | None:
+def _attempt(action: Callable[[], None], run_dir: Path) -> ForgeError | None:
     try:
         action()
     except ForgeError as error:

@@ -1,0 +1,48 @@
+"""python -m forge.evaluate from=RUN [split=heldout] [batches=0]
+
+The loss of a run's newest snapshot (or of the snapshot that `from` names). batches=0 takes the whole split. Other
+words override settings of the run, as for forge.train.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ConfigError, Exit
+from forge.words import packages, reporting, split, take
+
+SETTINGS: dict[str, Any] = {"split": "heldout", "batches": 0}
+
+
+def main() -> None:
+    with reporting():
+        sys.exit(evaluate(sys.argv[1:]))
+
+
+def evaluate(arguments: list[str]) -> Exit:
+    """Print the loss in nats per token. Raises ForgeError."""
+    own, rest = split(arguments)
+    if "from" not in own:
+        raise ConfigError(f"from= is missing: name a run directory.\n{__doc__}")
+    asked, overrides = take(SETTINGS, rest)
+    if asked["split"] not in ("train", "heldout"):
+        raise ConfigError(f"split={asked['split']}: train or heldout is wanted.")
+    from forge.build import build_feed, staging
+    from forge.evaluation.heldout import mean_loss
+    from forge.restore import restored
+
+    with restored(Path(own["from"]), overrides, packages(own)) as run:
+        config = run.config
+        feed = build_feed(config, run.topology, asked["split"], config.micro_batch)
+        count = min(asked["batches"] or len(feed.plan(0)), len(feed.plan(0)))
+        loss, targets = mean_loss(run.model, config.precision, feed, count, staging(config, run.topology),
+                                  run.topology, progress=True)
+        unit = "byte" if config.data.tokenizer == "bytes" else "token"
+        print(f"{asked['split']} loss {loss:.6f} nats a {unit} over {targets:,} {unit}s, of {run.snapshot}")
+    return Exit.ANSWERED
+
+
+if __name__ == "__main__":
+    main()

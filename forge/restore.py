@@ -1,0 +1,66 @@
+"""A trained model out of a run directory, for the commands that use one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, open_dict
+from torch import nn
+
+from forge.build import build_model
+from forge.command_line import choices_of, onto
+from forge.config import Config, check, conf_dir, realise
+from forge.errors import ConfigError
+from forge.hardware import Topology
+from forge.snapshot.folder import find_snapshot, read_manifest
+from forge.snapshot.store import load_part, verify
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A model with the weights of a snapshot, and how it was made. snapshot: the folder that was read."""
+
+    config: Config
+    topology: Topology
+    model: nn.Module
+    snapshot: Path
+
+
+def run_of(place: Path) -> Path:
+    """The run directory of a path that is one, or one of its snapshots. Raises ConfigError."""
+    for folder in (place, place.parent.parent):
+        if (folder / "config.yaml").exists():
+            return folder
+    raise ConfigError(f"from={place} is neither a run directory (it has no config.yaml) nor a snapshot of one.")
+
+
+def settings_of(place: Path, overrides: list[str]) -> DictConfig:
+    """The frozen settings of a run, with overrides of options and values as forge.train takes them."""
+    base = run_of(place)
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        composed = compose("train", [*choices_of(base, overrides), *overrides], return_hydra_config=True)
+    chosen = composed.hydra.runtime.choices
+    with open_dict(composed):
+        composed.choices = {group: option for group, option in chosen.items() if not group.startswith("hydra")}
+        composed.pop("hydra")
+    return onto(base, composed, overrides)
+
+
+@contextmanager
+def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Iterator[Restored]:
+    """The model of a run, or of one of its snapshots, in evaluation mode, on its device. Raises ForgeError."""
+    settings = settings_of(place, [*overrides, "hardware.processes=1"])
+    if "global_batch" not in {word.partition("=")[0] for word in overrides}:
+        settings.global_batch = settings.micro_batch        # training's may not divide into other micro-batches
+    config = realise(settings, allowed)
+    check(config)
+    snapshot = find_snapshot(place)
+    verify(snapshot, read_manifest(snapshot))
+    with config.hardware.claim() as topology:
+        model = build_model(config, topology)
+        load_part(snapshot, "model", model)
+        yield Restored(config, topology, model.eval(), snapshot)

@@ -1,0 +1,91 @@
+"""conf/ and forge/ mirror each other, every option is what it claims to be, and every mistake is named."""
+
+from pathlib import Path
+
+import pytest
+from conftest import composed
+
+from forge.config import check, conf_dir, realise
+from forge.errors import ConfigError
+
+FILES = sorted(file for file in Path(conf_dir()).glob("*/*.yaml") if file.parent.name != "experiment")
+EXPERIMENTS = sorted(Path(conf_dir()).glob("experiment/**/*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
+def test_every_option_composes_and_lives_in_the_package_of_its_group(file):
+    group = file.parent.name
+    config = realise(composed(f"{group}={file.stem}" if group != "tracker" else f"tracker=[{file.stem}]"))
+    part = config.tracker.options[file.stem] if group == "tracker" else getattr(config, group)
+    assert type(part).__module__.split(".")[:2] == ["forge", group]
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
+def test_every_experiment_composes(file):
+    name = file.relative_to(Path(conf_dir()) / "experiment").with_suffix("")
+    check(realise(composed(f"experiment={name}")))
+
+
+def test_the_default_run_has_no_problems():
+    check(realise(composed()))
+
+
+def test_every_package_of_a_group_has_options_and_every_option_a_module():
+    groups = {file.parent.name for file in FILES}
+    packages = {folder.name for folder in Path("forge").iterdir() if (folder / "__init__.py").exists()}
+    assert groups <= packages
+    for group in groups:
+        text = (Path("forge") / group / "__init__.py").read_text()
+        assert "Protocol" in text, f"forge/{group}/__init__.py holds the protocol"
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["+comm.bucket_cap=50"], "comm.bucket_cap is not a setting. Did you mean 'bucket_cap_mb'?"),
+    (["comm.bucket_cap_mb=big"], "comm.bucket_cap_mb='big': a whole number is wanted."),
+    (["comm._target_=forge.attention.eager.Eager"], "comm._target_=forge.attention.eager.Eager lies outside forge.comm"),
+    (["comm._target_=os.system"], "lies outside forge and allowed_packages=[]"),
+    (["comm._target_=forge.comm.ddp.nothing"], "forge.comm.ddp has no nothing"),
+    (["comm._target_=forge.comm.ddp.Alone"], "is not a"),
+    (["comm._target_=forge.comm.ddp.nn"], "is not a dataclass"),
+    (["~comm"], "comm is not set"),
+    (["+colour=red"], "colour is not a setting."),
+    (["tracker.every=often"], "tracker.every='often'"),
+    (["optimizer.groups=[{match: x, lr_scale: 1.0, weight_decay: null, frozen: maybe}]"], "optimizer.groups[0].frozen"),
+])
+def test_a_mistake_is_named(overrides, said):
+    with pytest.raises(ConfigError) as raised:
+        realise(composed(*overrides))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["global_batch=10", "micro_batch=4"], "global_batch=10 does not divide into micro_batch=4"),
+    (["hardware.processes=3"], "make it a multiple of 48"),
+    (["stop_at=500", "steps=400"], "stop_at=500"),
+    (["steps=0"], "steps=0"),
+    (["attention=flash", "hardware=gpu"], "attention=flash computes in half precision: add precision=bf16"),
+    (["data=shards"], "forge.shards make"),
+    (["model.routing.top_k=9"], "model.routing.top_k=9"),
+    (["comm.bucket_cap_mb=0"], "comm.bucket_cap_mb=0"),
+])
+def test_parts_that_cannot_work_together_say_what_to_change(overrides, said):
+    with pytest.raises(ConfigError) as raised:
+        check(realise(composed(*overrides)))
+    assert said in str(raised.value)
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(ConfigError) as raised:
+        check(realise(composed("global_batch=10", "stop_at=500", "comm.bucket_cap_mb=0")))
+    assert len(str(raised.value).splitlines()) >= 3
+
+
+def test_no_secret_is_written(tmp_path, monkeypatch):
+    from forge.freeze import freeze
+
+    monkeypatch.setenv("FORGE_TEST_SECRET", "hunter2")
+    settings = composed("data.cache=${oc.env:FORGE_TEST_SECRET}", f"run_dir={tmp_path}/run")
+    assert realise(settings).data.cache == "hunter2"
+    freeze(settings, tmp_path / "run")
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    assert "hunter2" not in written and "${oc.env:FORGE_TEST_SECRET}" in written
