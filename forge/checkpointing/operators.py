@@ -1,0 +1,17 @@
+"""Operators whose results are worth keeping, as PyTorch's dispatcher sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MATMUL = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
+ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+             "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
+
+FAMILIES: dict[str, frozenset[Any]] = {
+    "matmul": frozenset(getattr(torch.ops.aten, name).default for name in MATMUL),
+    "attention": frozenset([getattr(torch.ops.aten, name).default for name in ATTENTION]
+                           + [torch.ops.higher_order.flex_attention]),
+}
