@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.notes import say
+from forge.moe_router.grouped import grouped_product
 
 
 def loop(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -37,31 +37,10 @@ def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor
     place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
     ends = _tokens_per_expert(experts, gate_up.shape[0]).cumsum(0).to(torch.int32)
     rows: Tensor = _Dispatch.apply(tokens, order, place, top_k)     # type: ignore[no-untyped-call]
-    hidden = _swiglu(F.grouped_mm(rows, gate_up.transpose(-2, -1), offs=ends))
-    out = F.grouped_mm(hidden, down.transpose(-2, -1), offs=ends)
+    hidden = _swiglu(grouped_product(rows, gate_up, ends))
+    out = grouped_product(hidden, down, ends)
     mine: Tensor = _Collect.apply(out, order, place)                # type: ignore[no-untyped-call]
     return (mine.view(-1, top_k, tokens.shape[-1]) * weights.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def can_group(device_type: str, dtype: torch.dtype, width: int, hidden: int) -> bool:
-    """Whether torch's grouped matrix product runs here; if not, says so and that the plain loop is used."""
-    supported = (torch.bfloat16,) if device_type == "cuda" else (torch.float32, torch.bfloat16, torch.float16)
-    if dtype not in supported:
-        say(f"moe_router: torch has no grouped matrix product for {_name(dtype)} on {device_type}, so experts are "
-            f"computed one after the other, as moe_router=loop does.")
-        return False
-    aligned = 16 // dtype.itemsize
-    if width % aligned or hidden % aligned:
-        say(f"moe_router: torch's grouped matrix product wants model.width and model.hidden to be multiples of "
-            f"{aligned} in {_name(dtype)}, and they are {width} and {hidden}, so experts are computed one after the "
-            f"other, as moe_router=loop does.")
-        return False
-    return True
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _swiglu(gate_and_up: Tensor) -> Tensor:

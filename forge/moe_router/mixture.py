@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.moe_router import Routing
-from forge.moe_router.experts import by_sorting, can_group, loop
+from forge.moe_router.experts import by_sorting, loop
 from forge.moe_router.gate import choose
+from forge.moe_router.grouped import can_group
 from forge.notes import say
 
 Mix = Callable[[Tensor, "Tensor | None", Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]

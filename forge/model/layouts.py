@@ -1,0 +1,189 @@
+"""Under which names, and how cut, a family's checkpoints hold the parameters of the decoder.
+
+Every parameter has a rule that names tensors on disk. Rules say which axis is cut or joined, and nothing is ever
+guessed from a shape.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forge.model.decoder import Decoder
+
+Shape = tuple[int, ...]
+
+
+class Rule(Protocol):
+    """How one parameter of a known shape stands on disk."""
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]: ...
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor: ...
+    def write(self, parameter: Tensor) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Same:
+    name: str
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {self.name: shape}
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
+        return tensor(self.name)
+
+    def write(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {self.name: parameter}
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """[out, in] here, [in, out] on disk: GPT-2's Conv1D."""
+
+    name: str
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {self.name: (shape[1], shape[0])}
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
+        return tensor(self.name).T
+
+    def write(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {self.name: parameter.T}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One tensor here, several on disk, stacked along axis 0. rows: of each."""
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {name: (rows, *shape[1:]) for name, rows in zip(self.names, self.rows, strict=True)}
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
+        return torch.cat([tensor(name) for name in self.names])
+
+    def write(self, parameter: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, torch.split(parameter, list(self.rows)), strict=True))
+
+
+@dataclass(frozen=True)
+class Experts:
+    """[num_experts, ...] here, each expert by its own rule on disk."""
+
+    each: tuple[Rule, ...]
+
+    def shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {name: found for rule in self.each for name, found in rule.shapes(shape[1:]).items()}
+
+    def read(self, tensor: Callable[[str], Tensor]) -> Tensor:
+        return torch.stack([rule.read(tensor) for rule in self.each])
+
+    def write(self, parameter: Tensor) -> dict[str, Tensor]:
+        return {name: found for rule, one in zip(self.each, parameter.unbind(), strict=True)
+                for name, found in rule.write(one).items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """rules: one for each parameter. surplus: names on disk that carry no weights, and may be there."""
+
+    rules: dict[str, Rule]
+    surplus: re.Pattern[str]
+
+
+def layouts(decoder: Decoder) -> list[Layout]:
+    """The layouts a folder of this family may have, the one we write first."""
+    if decoder.family == "gpt2":        # with the prefix as GPT2LMHeadModel saves, without as the released files
+        return [_gpt2(decoder, "transformer."), _gpt2(decoder, "")]
+    if decoder.family == "llama":
+        return [_llama(decoder, _dense(decoder))]
+    released = _released_experts(decoder)       # one tensor an expert, as the released files
+    return [_llama(decoder, released), _llama(decoder, _fused_experts)]
+
+
+Names = Callable[[str], dict[str, Rule]]        # prefix of a layer on disk -> rules of its feed-forward
+
+
+def _gpt2(decoder: Decoder, prefix: str) -> Layout:
+    rules: dict[str, Rule] = {
+        "embedding.weight": Same(f"{prefix}wte.weight"), "position_embedding.weight": Same(f"{prefix}wpe.weight")}
+    for layer in range(decoder.layers):
+        here, there = f"blocks.{layer}.", f"{prefix}h.{layer}."
+        for ours, theirs in (("attention.qkv", "attn.c_attn"), ("attention.out", "attn.c_proj"),
+                             ("feed_forward.up", "mlp.c_fc"), ("feed_forward.down", "mlp.c_proj")):
+            rules[f"{here}{ours}.weight"] = Transposed(f"{there}{theirs}.weight")
+            rules[f"{here}{ours}.bias"] = Same(f"{there}{theirs}.bias")
+        for ours, theirs in (("attention_norm", "ln_1"), ("feed_forward_norm", "ln_2")):
+            rules |= {f"{here}{ours}.{kind}": Same(f"{there}{theirs}.{kind}") for kind in ("weight", "bias")}
+    rules |= {f"final_norm.{kind}": Same(f"{prefix}ln_f.{kind}") for kind in ("weight", "bias")}
+    # The released files hold each layer's causal mask as attn.bias.
+    return Layout(rules | _head(decoder), re.compile(r".*\.attn\.(masked_)?bias"))
+
+
+def _llama(decoder: Decoder, feed_forward: Names) -> Layout:
+    rules: dict[str, Rule] = {"embedding.weight": Same("model.embed_tokens.weight")}
+    for layer in range(decoder.layers):
+        here, there = f"blocks.{layer}.", f"model.layers.{layer}."
+        rules |= {f"{here}{name}": rule for name, rule in (_attention(decoder, there) | feed_forward(there)).items()}
+    rules["final_norm.weight"] = Same("model.norm.weight")
+    return Layout(rules | _head(decoder), re.compile(r".*\.rotary_emb\.inv_freq"))
+
+
+def _head(decoder: Decoder) -> dict[str, Rule]:
+    return {} if decoder.tied else {"head.weight": Same("lm_head.weight")}
+
+
+def _attention(decoder: Decoder, there: str) -> dict[str, Rule]:
+    queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
+    rules: dict[str, Rule] = {"attention_norm.weight": Same(f"{there}input_layernorm.weight"),
+                              "feed_forward_norm.weight": Same(f"{there}post_attention_layernorm.weight")}
+    for kind in ("weight", "bias") if decoder.biases else ("weight",):
+        names = tuple(f"{there}self_attn.{letter}_proj.{kind}" for letter in "qkv")
+        rules[f"attention.qkv.{kind}"] = Rows(names, (queries, keys, keys))
+        rules[f"attention.out.{kind}"] = Same(f"{there}self_attn.o_proj.{kind}")
+    if decoder.qk_norm != "none":
+        rules |= {f"attention.{norm}.weight": Same(f"{there}self_attn.{norm}.weight") for norm in ("q_norm", "k_norm")}
+    return rules
+
+
+def _dense(decoder: Decoder) -> Names:
+    def rules(there: str) -> dict[str, Rule]:
+        found: dict[str, Rule] = {}
+        for kind in ("weight", "bias") if decoder.biases else ("weight",):
+            names = (f"{there}mlp.gate_proj.{kind}", f"{there}mlp.up_proj.{kind}")
+            found[f"feed_forward.up.{kind}"] = Rows(names, (decoder.hidden, decoder.hidden))
+            found[f"feed_forward.down.{kind}"] = Same(f"{there}mlp.down_proj.{kind}")
+        return found
+
+    return rules
+
+
+def _released_experts(decoder: Decoder) -> Names:
+    assert decoder.routing is not None
+    num_experts, rows = decoder.routing.num_experts, (decoder.hidden, decoder.hidden)
+    mixture, gate, up, down = (("block_sparse_moe", "w1", "w3", "w2") if decoder.family == "mixtral"
+                               else ("mlp", "gate_proj", "up_proj", "down_proj"))
+
+    def rules(there: str) -> dict[str, Rule]:
+        experts = [f"{there}{mixture}.experts.{expert}." for expert in range(num_experts)]
+        return {"feed_forward.gate.weight": Same(f"{there}{mixture}.gate.weight"),
+                "feed_forward.gate_up": Experts(tuple(
+                    Rows((f"{expert}{gate}.weight", f"{expert}{up}.weight"), rows) for expert in experts)),
+                "feed_forward.down": Experts(tuple(Same(f"{expert}{down}.weight") for expert in experts))}
+
+    return rules
+
+
+def _fused_experts(there: str) -> dict[str, Rule]:
+    """The parameters of transformers 5 in memory, which some of its releases also wrote to disk."""
+    return {"feed_forward.gate.weight": Same(f"{there}mlp.gate.weight"),
+            "feed_forward.gate_up": Same(f"{there}mlp.experts.gate_up_proj"),
+            "feed_forward.down": Same(f"{there}mlp.experts.down_proj")}

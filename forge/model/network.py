@@ -1,0 +1,125 @@
+"""The decoder as a module: see forge.model.Trainable for the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.attention import Layout
+from forge.batch import IGNORED, Batch
+from forge.errors import ConfigError
+from forge.model import Parts
+from forge.model.block import Block
+from forge.model.decoder import Decoder
+from forge.model.rotary import RotaryEmbedding
+
+
+class Network(nn.Module):
+    """Embedding, blocks, norm, head."""
+
+    def __init__(self, decoder: Decoder, parts: Parts) -> None:
+        super().__init__()
+        self.decoder, self.attention, self.loss = decoder, parts.attention, parts.loss
+        self.residual_dtype: torch.dtype | None = None
+        self.embedding = nn.Embedding(decoder.vocab_size, decoder.width)
+        if decoder.rotary is None:
+            self.position_embedding = nn.Embedding(decoder.max_length, decoder.width)
+        else:
+            self.rotary = RotaryEmbedding(decoder.head_width, decoder.rotary)
+        self.blocks = nn.ModuleList(Block(decoder, parts) for _ in range(decoder.layers))
+        self.final_norm = parts.operators.norm(decoder.width, decoder.norm, decoder.eps)
+        if not decoder.tied:
+            self.head = nn.Linear(decoder.width, decoder.vocab_size, bias=False)
+
+    def forward(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if self.training and self.decoder.dropout > 0:
+            torch.manual_seed(batch.seed)       # so that dropout is a function of the position in the data
+        positions, plan = self._prepare(batch)
+        scaled, loss_sum, aux, load = self.compute(
+            batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale)
+        return scaled, loss_sum, self._terms(aux, load)
+
+    def compute(self, tokens: Tensor, targets: Tensor, positions: Tensor, plan: Any,
+                scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(scaled, loss_sum, aux, load [layers, num_experts]): all that can be compiled as one graph."""
+        valid = None if self.decoder.routing is None else targets != IGNORED
+        hidden, aux, load = self._hidden(tokens, positions, valid, plan)
+        scaled, loss_sum = self.loss(hidden.flatten(0, 1), self._head_weight(), targets.flatten(), scale)
+        return scaled + aux * scale, loss_sum, aux.detach(), load
+
+    def logits(self, batch: Batch) -> Tensor:
+        positions, plan = self._prepare(batch)
+        hidden, _, _ = self._hidden(batch.tensors["tokens"], positions, None, plan)
+        return F.linear(hidden, self._head_weight()).float()
+
+    def block_lists(self) -> list[nn.ModuleList]:
+        return [self.blocks]
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        decoder = self.decoder
+        attention_width = decoder.heads * decoder.head_width
+        attention = decoder.width * (2 * attention_width + 2 * decoder.kv_heads * decoder.head_width)
+        feed_forward = decoder.width * decoder.hidden * (3 if decoder.activation == "swiglu" else 2)
+        if decoder.routing is not None:
+            feed_forward = feed_forward * decoder.routing.top_k + decoder.width * decoder.routing.num_experts
+        active = decoder.layers * (attention + feed_forward) + decoder.width * decoder.vocab_size
+        return 6.0 * active + 12.0 * decoder.layers * attention_width * sequence_length
+
+    def _prepare(self, batch: Batch) -> tuple[Tensor, Any]:
+        """Positions [B or 1, T], and the attention option's plan."""
+        tokens = batch.tensors["tokens"]
+        length = tokens.shape[1]
+        if self.decoder.rotary is None and length > self.decoder.max_length:
+            raise ConfigError(f"A row of {length} tokens is longer than model.max_length={self.decoder.max_length}, "
+                              f"the positions this model has learned.")
+        positions = batch.tensors.get("positions")
+        if positions is None:
+            positions = torch.arange(length, device=tokens.device).unsqueeze(0)
+        layout = Layout(causal=True, documents=batch.tensors.get("documents"), window=self.decoder.window,
+                        length=length, device=tokens.device, needs_grad=torch.is_grad_enabled())
+        return positions, self.attention.plan(layout)
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None,
+                plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """(hidden [B, T, width], aux, load [layers, num_experts])"""
+        x, rotation = self.embedding(tokens), None
+        if self.decoder.rotary is None:
+            x = x + self.position_embedding(positions)
+        else:
+            rotation = self.rotary(positions)
+        x = F.dropout(x, self.decoder.dropout, self.training)
+        x = x if self.residual_dtype is None else x.to(self.residual_dtype)
+        aux, loads = torch.zeros((), device=x.device), []
+        for block in self.blocks:
+            x, aux, load = block(x, aux, rotation, valid, plan)
+            loads.append(load)
+        return self.final_norm(x), aux, torch.stack(loads)
+
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.decoder.tied else self.head.weight
+
+    def _terms(self, aux: Tensor, load: Tensor) -> dict[str, Tensor]:
+        routing = self.decoder.routing
+        if routing is None:
+            return {}
+        weighted = routing.aux_loss > 0 or routing.z_loss > 0
+        return {"expert_load": load, **({"aux_loss": aux} if weighted else {})}
+
+
+def initialised(decoder: Decoder, parts: Parts) -> Network:
+    """A network with weights drawn from torch's global generator, on the default device."""
+    device = torch.get_default_device()
+    # What the layers' constructors draw is thrown away, so options that draw differently start from the same weights.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        network = Network(decoder, parts)
+    added_std = decoder.init_std / (2 * decoder.layers) ** 0.5
+    for name, parameter in network.named_parameters():
+        added = name.endswith(("attention.out.weight", "feed_forward.down.weight", "feed_forward.down"))
+        if parameter.dim() >= 2:
+            nn.init.normal_(parameter, std=added_std if added else decoder.init_std)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+    return network

@@ -1,0 +1,55 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forge.model.decoder import Llama3Scaling, Rotary
+
+
+class RotaryEmbedding(nn.Module):
+    """Positions [B or 1, T] -> rotation [2, B or 1, 1, T, head_width / 2] float32: cosines and sines."""
+
+    frequencies: Tensor     # [head_width / 2] float32, radians a token
+
+    def __init__(self, head_width: int, rotary: Rotary) -> None:
+        super().__init__()
+        self.head_width, self.rotary = head_width, rotary
+        self.register_buffer("frequencies", self._make(None), persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        angles = positions.unsqueeze(-1).float() * self.frequencies
+        return torch.stack([angles.cos(), angles.sin()]).unsqueeze(2)
+
+    def _make(self, device: torch.device | None) -> Tensor:
+        exponents = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width
+        frequencies = 1.0 / self.rotary.base**exponents
+        return frequencies if self.rotary.scaling is None else stretch(frequencies, self.rotary.scaling)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """A model that is cast keeps exact frequencies: bfloat16 would put distant tokens radians off."""
+        super()._apply(fn, recurse)     # type: ignore[no-untyped-call]
+        self.frequencies = self._make(self.frequencies.device)
+        return self
+
+
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """x: [B, heads, T, head_width], the first half of a head rotated with the second, in float32 (Hugging Face's
+    rotate_half convention; Meta's own files interleave the pairs)."""
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Frequencies for contexts `factor` times as long, as Llama 3.1 scales them."""
+    wavelengths = 2 * math.pi / frequencies
+    rotations = scaling.original_max_length / wavelengths       # in the original context
+    keep = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    keep = keep.clamp(0, 1)
+    return (1 - keep) * frequencies / scaling.factor + keep * frequencies

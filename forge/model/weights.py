@@ -1,0 +1,211 @@
+"""Weights from and to folders in Hugging Face's layout. Only safetensors files are opened: others can hold code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from forge.errors import ConfigError, UnreadableError
+from forge.model.decoder import Decoder
+from forge.model.huggingface import disagreements, read_config, settings_of
+from forge.model.layouts import Layout, Shape, layouts
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
+
+
+class Checkpoint:
+    """The tensors of a folder by name; each is read when asked for. Raises UnreadableError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        for path, names in _shards(folder):
+            file = _open(path)
+            held = set(file.keys())
+            for name in held if names is None else names:
+                if name not in held:
+                    raise UnreadableError(f"{path} has no tensor {name}, which {INDEX} says it has.")
+                self._files[name] = file
+        self.shapes: dict[str, Shape] = {
+            name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+        other = [name for name, file in self._files.items() if file.get_slice(name).get_dtype() not in _FLOATS]
+        self.not_floats = set(other)
+
+    def __call__(self, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except SafetensorError as error:
+            raise UnreadableError(f"{self.folder}: {name} cannot be read: {error}.") from None
+        return tensor
+
+
+def load_weights(network: nn.Module, decoder: Decoder, folder: Path) -> None:
+    """Put the folder's weights into a decoder's network, which keeps its dtype and device. Raises ConfigError where
+    the folder holds another model, UnreadableError where it cannot be read whole; then nothing is changed."""
+    complaints = list(disagreements(decoder, folder))
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+    parameters = dict(network.named_parameters())
+    checkpoint = Checkpoint(folder)
+    layout = _checked_layout(checkpoint, decoder, {name: tuple(p.shape) for name, p in parameters.items()})
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(layout.rules[name].read(checkpoint))
+
+
+def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, origin: Path | None) -> None:
+    """Write a new folder that load_weights and transformers read.
+
+    weights: by the decoder's parameter names. origin: a folder whose tokenizer, and ids of special tokens, go along.
+    Raises ConfigError where the folder is there already, or the family's layout cannot hold the decoder.
+    """
+    settings = settings_of(decoder)
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already: name a folder that is not.")
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    settings |= {"torch_dtype": dtype, **_special_tokens(origin)}
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    _write_shards(_on_disk(weights, layouts(decoder)[0]), partial)
+    if origin is not None:
+        copy_tokenizer(origin, partial)
+    partial.rename(folder)
+
+
+def copy_tokenizer(origin: Path, folder: Path) -> None:
+    """The files that turn text into this model's tokens, as far as origin has them."""
+    for name in TOKENIZER_FILES:
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+
+
+def _shards(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
+    """(file, the tensors to take from it, or None for all)"""
+    if (folder / INDEX).exists():
+        files: dict[str, list[str]] = {}
+        for name, file in _weight_map(folder / INDEX).items():
+            files.setdefault(file, []).append(name)
+        for file, names in files.items():
+            if Path(file).name != file or not file.endswith(".safetensors"):
+                raise UnreadableError(f"{folder / INDEX} names {file!r}, which is not a safetensors file beside it.")
+            yield folder / file, names
+    elif (folder / SINGLE).exists():
+        yield folder / SINGLE, None
+    else:
+        pickled = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(kind))
+        why = (f" {pickled[0]} is a pickle, which can hold code, so it is never opened: convert it to safetensors "
+               f"where you trust it." if pickled else "")
+        raise UnreadableError(f"{folder} has neither {SINGLE} nor {INDEX}.{why}")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text())["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableError(f"{path} is not an index of safetensors files: {error!r}.") from None
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise UnreadableError(f"{path} is not an index of safetensors files: its weight_map names no files.")
+    return found
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError:
+        raise UnreadableError(f"{path} is missing.") from None
+    except (SafetensorError, OSError) as error:
+        raise UnreadableError(f"{path} is damaged, or not a safetensors file: {error}.") from None
+
+
+def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, Shape]) -> Layout:
+    """The layout of this folder. Raises UnreadableError where tensors are missing, left over or of another shape."""
+    def wanted_by(layout: Layout) -> dict[str, Shape]:
+        return {name: shape for ours, rule in layout.rules.items() for name, shape in rule.shapes(shapes[ours]).items()}
+
+    layout = min(layouts(decoder), key=lambda one: len(wanted_by(one).keys() - checkpoint.shapes.keys()))
+    wanted, found = wanted_by(layout), checkpoint.shapes
+    left_over = {name for name in found.keys() - wanted.keys() if not layout.surplus.fullmatch(name)}
+    if decoder.tied and "lm_head.weight" in left_over:
+        left_over -= _equal_head(checkpoint, layout)
+    common = wanted.keys() & found.keys()
+    complaints = [
+        *_listed("misses", wanted.keys() - found.keys()),
+        *_listed("also holds", left_over),
+        *_listed("holds in another shape", (f"{name} {list(found[name])} (wanted: {list(wanted[name])})"
+                                            for name in common if found[name] != wanted[name])),
+        *_listed("holds in another format than floating point", common & checkpoint.not_floats)]
+    if complaints:
+        raise UnreadableError(f"{checkpoint.folder} does not hold this model: it {'; it '.join(complaints)}.")
+    return layout
+
+
+def _equal_head(checkpoint: Checkpoint, layout: Layout) -> set[str]:
+    """A tied model's head, where the folder holds it too, and it is the embedding."""
+    name, = layout.rules["embedding.weight"].shapes((0, 0))
+    equal = name in checkpoint.shapes and torch.equal(checkpoint("lm_head.weight"), checkpoint(name))
+    return {"lm_head.weight"} if equal else set()
+
+
+def _listed(what: str, names: Iterable[str]) -> list[str]:
+    """['misses a, b, c and 9 more'], or [] where there are none."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return [f"{what} {', '.join(ordered[:3])}{more}"] if ordered else []
+
+
+def _on_disk(weights: dict[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    missing, unknown = layout.rules.keys() - weights.keys(), weights.keys() - layout.rules.keys()
+    if missing or unknown:
+        complaints = _listed("miss", missing) + _listed("also hold", unknown)
+        raise ConfigError(f"These are not the weights of this model: they {'; they '.join(complaints)}.")
+    for name, rule in layout.rules.items():
+        for there, tensor in rule.write(weights[name].detach()).items():
+            yield there, tensor.cpu().contiguous()
+
+
+def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    """One file, or several of about _SHARD_BYTES with an index. Only one shard at a time is in memory."""
+    shards: list[list[str]] = []
+    total, pending, size = 0, dict[str, Tensor](), 0
+
+    def flush() -> None:
+        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
+        shards.append(list(pending))
+        pending.clear()
+
+    for name, tensor in tensors:
+        if pending and size + tensor.nbytes > _SHARD_BYTES:
+            flush()
+            size = 0
+        pending[name] = tensor.clone()      # rows cut from one parameter share its memory, which save_file refuses
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        (folder / "shard-0").rename(folder / SINGLE)
+        return
+    files = [f"model-{number + 1:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
+    for number, file in enumerate(files):
+        (folder / f"shard-{number}").rename(folder / file)
+    weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
+
+
+def _special_tokens(origin: Path | None) -> dict[str, Any]:
+    """Ids of the tokens that begin, end and pad a text. None rather than the defaults of transformers, which are those
+    of one vocabulary."""
+    stated = {} if origin is None else read_config(origin)
+    return {name: stated.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

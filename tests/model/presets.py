@@ -1,0 +1,49 @@
+"""Decoders for tests: those of conf/model, and small ones of every family."""
+
+from dataclasses import replace
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from forge.attention.eager import Eager
+from forge.config import conf_dir
+from forge.loss.plain import Plain
+from forge.model import Parts
+from forge.model.decoder import Decoder, Llama3Scaling, Rotary
+from forge.moe_router import Routing
+from forge.moe_router.loop import Loop
+from forge.operators.native import Native
+from forge.schema import structure
+
+
+def preset(name: str, *overrides: str) -> Decoder:
+    """The option conf/model/<name>.yaml with a sequence length of 256."""
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        composed = compose(overrides=[f"+model={name}", "+sequence_length=256", *overrides])
+    values = OmegaConf.to_container(composed, resolve=True)["model"]
+    assert values.pop("_target_") == "forge.model.decoder.Decoder"
+    mistakes: list[str] = []
+    decoder = structure(Decoder, values, "model", mistakes)
+    assert decoder is not None, mistakes
+    return decoder
+
+
+def parts(**changes) -> Parts:
+    return Parts(**{"attention": Eager(), "operators": Native(), "moe_router": Loop(), "loss": Plain(), **changes})
+
+
+LLAMA = Decoder(
+    vocab_size=61, width=32, layers=2, heads=4, kv_heads=2, head_width=8, hidden=48, norm="rms", eps=1e-5,
+    rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, qk_norm="none", clip_qkv=None,
+    window=None, tied=False, dropout=0.0, init_std=0.02, routing=None, family="llama", weights=None)
+ROUTING = Routing(num_experts=5, top_k=2, normalize=True, aux_loss=0.0, aux_scope="batch", z_loss=0.0)
+SMALL = {
+    "gpt2": replace(LLAMA, kv_heads=4, hidden=128, norm="layer", rotary=None, activation="gelu_tanh", biases=True,
+                    tied=True, family="gpt2"),
+    "llama": replace(LLAMA, rotary=Rotary(10000.0, Llama3Scaling(8.0, 1.0, 4.0, 16))),
+    "llama_tied_biased": replace(LLAMA, tied=True, biases=True),
+    "mixtral": replace(LLAMA, routing=ROUTING, family="mixtral"),
+    "mixtral_window": replace(LLAMA, routing=ROUTING, window=5, family="mixtral"),
+    "olmoe": replace(LLAMA, routing=replace(ROUTING, normalize=False), qk_norm="width", clip_qkv=0.1, family="olmoe"),
+    "qwen3_moe": replace(LLAMA, head_width=12, routing=ROUTING, qk_norm="head", family="qwen3_moe"),
+}

@@ -1,0 +1,140 @@
+"""The decoder against transformers, which nobody here wrote: logits and every parameter's gradient.
+
+A small random model of each family is saved by transformers and read by forge. Both compute in float32, so they may
+differ by rounding only: at most 1e-5 of the norm of each tensor.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from forge.batch import Batch
+from forge.model.huggingface import decoder_of, read_config
+from forge.model.layouts import layouts
+from forge.model.weights import load_weights, save_weights
+from tests.model.presets import parts
+
+TOLERANCE = 1e-5
+VOCABULARY, ROWS, LENGTH = 61, 3, 24
+
+LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0,
+         "eos_token_id": 1, "pad_token_id": None, "attn_implementation": "eager"}
+SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+MODELS = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=0, eos_token_id=1, attn_implementation="eager")),
+    "gpt2_untied_exact_gelu": lambda: GPT2LMHeadModel(GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=40, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu", tie_word_embeddings=False,
+        attn_implementation="sdpa")),
+    "llama_rope_scaling": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, rope_parameters=SCALED)),
+    "llama_biases_tied": lambda: LlamaForCausalLM(LlamaConfig(
+        **LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2)),
+    "mixtral_window": lambda: MixtralForCausalLM(MixtralConfig(
+        **LLAMA, num_local_experts=4, num_experts_per_tok=3, sliding_window=5)),
+    "olmoe": lambda: OlmoeForCausalLM(OlmoeConfig(**LLAMA, num_experts=5, num_experts_per_tok=2)),
+    "olmoe_clipped": lambda: OlmoeForCausalLM(OlmoeConfig(
+        **LLAMA, num_experts=5, num_experts_per_tok=2, clip_qkv=0.5, norm_topk_prob=True)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        **LLAMA, head_dim=12, moe_intermediate_size=20, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def reference(request):
+    torch.manual_seed(0)
+    model = MODELS[request.param]().eval()
+    with torch.no_grad():               # biases and norms too: a zero or a one would hide a mistake
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture
+def folder(reference, tmp_path):
+    reference.save_pretrained(tmp_path / "reference")
+    return tmp_path / "reference"
+
+
+def _load(folder):
+    decoder = decoder_of(read_config(folder), "config.json")
+    if decoder.routing is not None:     # the reference's loss has no auxiliary part
+        decoder = replace(decoder, routing=replace(decoder.routing, aux_loss=0.0))
+    network = decoder.build(parts())
+    load_weights(network, decoder, folder)
+    return decoder, network
+
+
+def _batch():
+    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    return Batch({"tokens": tokens[:, :-1], "targets": tokens[:, 1:].contiguous()}, ROWS * LENGTH, seed=0)
+
+
+def _error(ours, theirs):
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+def test_logits_and_gradients(reference, folder):
+    decoder, network = _load(folder)
+    batch = _batch()
+    logits = reference(batch.tensors["tokens"]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.tensors["targets"].flatten())
+    loss.backward()
+    scaled, loss_sum, _ = network(batch, torch.tensor(1 / batch.num_targets))
+    scaled.backward()
+
+    errors = {"logits": _error(network.logits(batch), logits),
+              "loss": _error(loss_sum / batch.num_targets, loss)}
+    theirs = _gradients(reference)
+    layout = next(layout for layout in layouts(decoder)
+                  if all(name in theirs for rule in layout.rules.values() for name in rule.shapes((1, 1, 1))))
+    parameters = dict(network.named_parameters())
+    assert layout.rules.keys() == parameters.keys()
+    for name, rule in layout.rules.items():
+        errors[name] = _error(parameters[name].grad, rule.read(theirs.__getitem__))
+    worst = max(errors, key=errors.get)
+    print(f"largest relative error: {errors[worst]:.1e} ({worst})")
+    assert errors[worst] <= TOLERANCE, errors
+
+
+def _gradients(reference):
+    """By the names of transformers' modules, which are those of one of the layouts on disk."""
+    return {name: parameter.grad for name, parameter in reference.named_parameters()}
+
+
+def test_round_trip_keeps_every_bit(reference, folder, tmp_path):
+    decoder, network = _load(folder)
+    written = tmp_path / "written"
+    save_weights(network.state_dict(), decoder, written, origin=folder)
+
+    _, again = _load(written)
+    for name, parameter in network.state_dict().items():
+        assert torch.equal(again.state_dict()[name], parameter), name
+
+    theirs, loading = AutoModelForCausalLM.from_pretrained(written, attn_implementation="eager",
+                                                           output_loading_info=True)
+    assert not any(loading.values()), loading
+    for name, parameter in reference.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], parameter), name
+    tokens = _batch().tensors["tokens"]
+    with torch.no_grad():
+        reference.set_attn_implementation("eager")
+        assert torch.equal(theirs.eval()(tokens).logits, reference(tokens).logits)
