@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import ROUTING, one_pass, tiny_batch, tiny_model
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +18,6 @@ from forge.attention.flash import Flash
 from forge.checkpointing.full import Full
 from forge.checkpointing.none import KeepAll
 from forge.checkpointing.selective import Selective
-from tiny import ROUTING, one_pass, tiny_batch, tiny_model
 
 OPTIONS = {
     "full": Full(), "selective, nothing kept": Selective(1, []), "every other block": Selective(2, []),
