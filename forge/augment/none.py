@@ -1,0 +1,15 @@
+"""Batches reach the model as they were read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge.batch import Batch
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    def __call__(self, batch: Batch) -> Batch:
+        return batch
