@@ -70,8 +70,11 @@ def test_contract(name):
 
 def test_auxiliary_losses_are_scaled_with_the_loss_and_reported():
     decoder = replace(SMALL["mixtral"], routing=replace(ROUTING, aux_loss=0.1, z_loss=0.01))
-    scaled, loss_sum, terms = _build(decoder)(_batch(), torch.tensor(0.5))
-    assert terms["aux_loss"] > 0
+    network, own = _build(decoder), []
+    for block in network.blocks:
+        block.feed_forward.register_forward_hook(lambda module, inputs, outputs: own.append(outputs[1].detach()))
+    scaled, loss_sum, terms = network(_batch(), torch.tensor(0.5))
+    assert len(own) == 2 and min(own) > 0 and torch.equal(terms["aux_loss"], sum(own))
     assert torch.allclose(scaled, (loss_sum + terms["aux_loss"]) * 0.5)
 
 

@@ -35,7 +35,7 @@ LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0,
          "eos_token_id": 1, "pad_token_id": None, "attn_implementation": "eager"}
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 16}
+          "original_max_position_embeddings": 64}       # so that of 4 frequencies one is kept, one blended, two slowed
 MODELS = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0,
