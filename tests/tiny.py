@@ -19,9 +19,10 @@ ROUTING = Routing(num_experts=4, top_k=2, normalize=True, aux_loss=0.01, aux_sco
 def tiny_model(layers=3, dropout=0.0, routing=None, attention=None, seed=0, window=None, head_width=8):
     """In training mode; the same weights for the same seed."""
     decoder = Decoder(
-        vocab_size=61, width=32, layers=layers, heads=4, kv_heads=2, head_width=head_width, hidden=48, norm="rms", eps=1e-6,
-        rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, qk_norm="none", clip_qkv=None,
-        window=window, tied=False, dropout=dropout, init_std=0.2, routing=routing, family="llama", weights=None)
+        vocab_size=61, width=32, layers=layers, heads=4, kv_heads=2, head_width=head_width, hidden=48,
+        norm="rms", eps=1e-6, rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False,
+        qk_norm="none", clip_qkv=None, window=window, tied=False, dropout=dropout, init_std=0.2, routing=routing,
+        family="llama", weights=None)
     torch.manual_seed(seed)
     return decoder.build(Parts(attention or SDPA(), Native(), Sorted(), Plain()))
 
