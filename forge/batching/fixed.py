@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from forge.batch import IGNORED
 from forge.batching import Piece, Plan, Row
-from forge.data import Source
 from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forge.data import Source
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,7 @@ class Fixed:
     Neighbouring windows share one token, so each token is predicted once. The windows of an epoch that fill no whole
     global batch (and fewer than sequence_length tokens behind the last) are left to the next epoch's other order.
 
-    mask_documents: a token sees its own document only: adds "documents" and "positions" to a batch, and the first
-        token of a document is not predicted, since nothing that may be seen foretells it.
+    mask_documents: a token sees its own document only, and the first token of a document is not predicted.
     """
 
     sequence_length: int
@@ -47,18 +47,11 @@ class Fixed:
 
     def collate(self, rows: Sequence[Row], source: Source) -> dict[str, Tensor]:
         """rows: all of one length. See forge.batch.Batch for what comes out."""
-        rows = list(rows)
-        joined = torch.stack([torch.cat([source[piece.sample]["tokens"][piece.start:piece.stop] for piece in row])
-                              for row in rows])
-        tensors = {"tokens": joined[:, :-1].contiguous(), "targets": joined[:, 1:].contiguous()}
-        return tensors | self._masked(rows, tensors["targets"]) if self.mask_documents else tensors
+        from forge.batching.rows import joined, masked  # here, because it imports torch
 
-    def _masked(self, rows: Sequence[Row], targets: Tensor) -> dict[str, Tensor]:
-        sizes = [torch.tensor([piece.stop - piece.start for piece in row]) for row in rows]
-        numbers = torch.stack([torch.arange(len(size)).repeat_interleave(size) for size in sizes])
-        places = torch.stack([torch.cat([torch.arange(n) for n in size.tolist()]) for size in sizes])
-        return {"targets": targets.masked_fill(numbers[:, 1:] != numbers[:, :-1], IGNORED),
-                "documents": numbers[:, :-1].to(torch.int32).contiguous(), "positions": places[:, :-1].contiguous()}
+        rows = list(rows)
+        tensors = joined(rows, source)
+        return masked(rows, tensors) if self.mask_documents else tensors
 
 
 @dataclass(frozen=True, eq=False)

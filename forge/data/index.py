@@ -43,18 +43,28 @@ def open_index(path: Path, cache: Path) -> Index:
 
     Raises UnreadableError, naming the byte, for a shard that is damaged.
     """
-    places = [path.with_name(path.name + ".index"),
-              cache / "index" / f"{hashlib.blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}.index"]
-    for place in places:
+    for place in _places(path, cache):
         if (index := load(place, path)) is not None and is_current(index):
             return index
     index = make_index(path)
-    for place in places:        # a shard may lie where this user cannot write
+    for place in _places(path, cache):
         with suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
             save(index, place)
             break
     return index
+
+
+def kept_index(path: Path, cache: Path) -> Index | None:
+    """The index that was made of a shard, even if the shard has changed since."""
+    found = (load(place, path) for place in _places(path, cache))
+    return next((index for index in found if index is not None), None)
+
+
+def _places(path: Path, cache: Path) -> list[Path]:
+    """Beside the shard, and for a shard in a folder where this user cannot write, in the cache."""
+    name = hashlib.blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()
+    return [path.with_name(path.name + ".index"), cache / "index" / f"{name}.index"]
 
 
 def is_current(index: Index) -> bool:

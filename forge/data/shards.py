@@ -12,7 +12,6 @@ import numpy as np
 
 from forge.data import Source, Split
 from forge.data.disk import cache_folder
-from forge.data.source import open_source
 from forge.data.texts import Texts, open_texts
 from forge.data.tokenizer import open_tokenizer, vocabulary_problems
 from forge.errors import ConfigError
@@ -42,6 +41,8 @@ class Shards:
     cache: str | None
 
     def open(self, split: Split) -> Source:
+        from forge.data.source import open_source  # here, because it imports torch
+
         tokenizer = open_tokenizer(self.tokenizer)
         cache = cache_folder(self.cache)
         if split == "heldout" and self.heldout is not None:

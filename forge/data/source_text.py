@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from forge.data import Source, Split
 from forge.data.disk import cache_folder, made_once, writing
 from forge.data.pack import FIELD, chosen, pack, refusal
-from forge.data.source import open_source
 from forge.data.texts import open_texts
 from forge.data.tokenizer import open_tokenizer, vocabulary_problems
 from forge.errors import UnreadableError, UnusableEnvironment
@@ -46,6 +45,8 @@ class SourceText:
     shard_mb: int
 
     def open(self, split: Split) -> Source:
+        from forge.data.source import open_source  # here, because it imports torch
+
         tokenizer = open_tokenizer(self.tokenizer)
         cache = cache_folder(self.cache)
         library = Path(sysconfig.get_path("stdlib"))

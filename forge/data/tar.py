@@ -84,6 +84,8 @@ def _cut(at: int, end: int) -> Fault:
         return Fault(0, "the file is empty (0 bytes)")
     if at < end:
         return Fault(at, f"the file ends inside a header ({end - at} of {BLOCK} bytes)")
+    if at > end:
+        return Fault(end, "the file ends inside the padding behind a member")
     return Fault(end, "the blocks that end an archive are missing: the file may have been cut here", harmless=True)
 
 

@@ -32,9 +32,10 @@ def is_meta(name: str) -> bool:
     return _META.match(name) is not None
 
 
-def samples(names: Sequence[str]) -> list[tuple[str, dict[str, int]]]:
-    """(key, {field: member}) for each run of members with one key. Raises ValueError where a field occurs twice."""
+def samples(names: Sequence[str]) -> tuple[list[tuple[str, dict[str, int]]], list[tuple[int, str]]]:
+    """(key, {field: member}) for each run of members with one key; and the members that repeat others, and which."""
     found: list[tuple[str, dict[str, int]]] = []
+    repeated: list[tuple[int, str]] = []
     for member, name in enumerate(names):
         if (parts := key_and_field(name)) is None:
             continue
@@ -42,9 +43,9 @@ def samples(names: Sequence[str]) -> list[tuple[str, dict[str, int]]]:
         if not found or found[-1][0] != key:
             found.append((key, {}))
         if field in found[-1][1]:
-            raise ValueError(f"sample {key!r} has field {field!r} twice")
+            repeated.append((member, f"sample {key!r} has field {field!r} twice"))
         found[-1][1][field] = member
-    return found
+    return found, repeated
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +122,11 @@ def open_texts(shards: Sequence[Path], field: str, cache: Path) -> Texts:
 
 
 def _samples(index: Index) -> list[tuple[str, dict[str, int]]]:
-    try:
-        return samples(index.names)
-    except ValueError as error:
-        raise UnreadableError(f"{index.path}: {error}. Make the shard again with unique keys.") from None
+    found, repeated = samples(index.names)
+    for member, why in repeated:
+        raise UnreadableError(f"{index.path}, byte {index.offsets[member]}: {why}. Make the shard again with "
+                              "unique keys.")
+    return found
 
 
 def _gathered(places: list[tuple[int, int]], columns: list[np.ndarray]) -> np.ndarray:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from forge.batch import Cursor, Work
 from forge.dataloader import Reader
-from forge.feed import Feed
-from forge.hardware import Topology
+
+if TYPE_CHECKING:
+    from forge.batch import Cursor, Work
+    from forge.feed import Feed
+    from forge.hardware import Topology
 
 
 @dataclass(frozen=True)
@@ -16,13 +19,15 @@ class Simple:
     """No workers: the plain twin of the others, and enough where reading is quick."""
 
     def build(self, feed: Feed, topology: Topology) -> Reader:
-        return _InProcess(feed)
+        from forge.batch import Cursor  # here, because it imports torch
+
+        return _InProcess(feed, Cursor())
 
 
 class _InProcess:
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, start: Cursor) -> None:
         self._feed = feed
-        self._start = Cursor()
+        self._start = start
 
     def seek(self, cursor: Cursor) -> None:
         self._start = cursor

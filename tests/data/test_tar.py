@@ -1,0 +1,117 @@
+"""The walk finds what tarfile and webdataset find in whole files, and names the byte in broken ones."""
+
+import gzip
+import io
+import os
+import random
+import tarfile
+
+import pytest
+from tars import pairs, tar_bytes, with_byte, written
+
+from forge.data.tar import BLOCK, Fault, Member, walk
+
+GOOD = tar_bytes(pairs(4))
+with tarfile.open(fileobj=io.BytesIO(GOOD)) as _tar:
+    STARTS, DATA = zip(*[(info.offset, info.offset_data) for info in _tar], strict=True)       # of headers, of data
+END = DATA[-1] + -(-len(pairs(4)["000003.txt"]) // BLOCK) * BLOCK               # of the last member
+
+
+def walked(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found = list(walk(descriptor))
+    finally:
+        os.close(descriptor)
+    return [each for each in found if isinstance(each, Member)], [each for each in found if isinstance(each, Fault)]
+
+
+NAMES = {"plain.txt": b"1", "deep/er/a.txt": b"", "n" * 99 + ".txt": b"x" * 511,
+         "d" * 140 + "/" + "l" * 90 + ".txt": b"2" * 512,
+         "l" * 300 + ".txt": b"3" * 513, "caf\u00e9.txt": b"4", "cafe\u0301.txt": b"5"}
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_are_those_that_tarfile_finds(tmp_path, format):
+    path = written(tmp_path / "a.tar", tar_bytes(NAMES, format))
+    members, faults = walked(path)
+    with tarfile.open(path) as tar:
+        assert members == [Member(info.name, info.offset_data, info.size) for info in tar]
+    assert [path.read_bytes()[m.offset:m.offset + m.size] for m in members] == list(NAMES.values())
+    assert faults == []
+
+
+def test_ustar_prefixes_and_names_that_are_not_utf8(tmp_path):
+    names = {"d" * 120 + "/" + "n" * 90: b"1", b"caf\xe9.txt".decode("utf-8", "surrogateescape"): b"2"}
+    members, faults = walked(written(tmp_path / "a.tar", tar_bytes(names, tarfile.USTAR_FORMAT)))
+    assert [member.name for member in members] == list(names) and not faults
+
+
+def test_links_folders_and_devices_are_passed_over(tmp_path):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, kind in (("folder", tarfile.DIRTYPE), ("link.txt", tarfile.SYMTYPE), ("hard.txt", tarfile.LNKTYPE),
+                           ("pipe", tarfile.FIFOTYPE), ("device", tarfile.CHRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, "/etc/hostname", 0
+            tar.addfile(info)
+        info = tarfile.TarInfo("a.txt")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+    members, faults = walked(written(tmp_path / "a.tar", file.getvalue()))
+    assert [member.name for member in members] == ["a.txt"] and not faults
+
+
+def huge(data: bytes) -> bytes:
+    """The header of the third member claims 64 GiB."""
+    header = bytearray(data[STARTS[2]:STARTS[2] + BLOCK])
+    header[124:136] = b"\x80" + (64 << 30).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return data[:STARTS[2]] + bytes(header) + data[STARTS[2] + BLOCK:]
+
+
+@pytest.mark.parametrize("data, num_members, offset, words, harmless", [
+    pytest.param(GOOD[:DATA[7] + 100], 7, STARTS[7], "and the file ends after 100", False, id="cut in data"),
+    pytest.param(GOOD[:STARTS[5] + 200], 5, STARTS[5], "inside a header (200 of 512 bytes)", False, id="cut header"),
+    pytest.param(GOOD[:STARTS[7]], 7, STARTS[7], "blocks that end an archive are missing", True, id="cut in a sample"),
+    pytest.param(GOOD[:END - 5], 8, END - 5, "inside the padding", False, id="cut in padding"),
+    pytest.param(GOOD[:END], 8, END, "blocks that end an archive are missing", True, id="no end blocks"),
+    pytest.param(b"", 0, 0, "empty (0 bytes)", False, id="zero bytes"),
+    pytest.param(b"<html>503" + b" " * 600, 0, 0, "not a tar file, it begins with b'<html>503", False, id="a web page"),
+    pytest.param(b"short", 0, 0, "inside a header (5 of 512 bytes)", False, id="a few bytes"),
+    pytest.param(gzip.compress(GOOD + os.urandom(900)), 0, 0, "gzip", False, id="gzip"),
+    pytest.param(huge(GOOD), 2, STARTS[2], "claims 68719476736 bytes", False, id="huge size"),
+    pytest.param(GOOD + b"garbage!" * 128, 8, len(GOOD), "1024 bytes follow the end", True, id="trailing garbage"),
+    pytest.param(GOOD + GOOD, 8, len(GOOD), "a second archive follows", False, id="two archives"),
+    pytest.param(with_byte(GOOD, STARTS[3] + 5, 0x7A), 7, STARTS[3], "checksum does not match", False, id="bad header"),
+    pytest.param(with_byte(GOOD, STARTS[3] + 124, 0x7A), 7, STARTS[3], "checksum", False, id="bad size"),
+])
+def test_damage_is_named_with_its_byte(tmp_path, data, num_members, offset, words, harmless):
+    members, faults = walked(written(tmp_path / "a.tar", data))
+    assert len(members) == num_members
+    assert [(fault.offset, fault.harmless) for fault in faults] == [(offset, harmless)]
+    assert words in faults[0].reason
+
+
+def test_an_archive_without_members_is_whole(tmp_path):
+    assert walked(written(tmp_path / "a.tar", tar_bytes({}))) == ([], [])
+
+
+def test_every_damage_in_a_file_is_found(tmp_path):
+    data = with_byte(with_byte(GOOD, STARTS[1] + 5, 0x7A), STARTS[5] + 5, 0x7A)[:DATA[7] + 1]
+    members, faults = walked(written(tmp_path / "a.tar", data))
+    assert [fault.offset for fault in faults] == [STARTS[1], STARTS[5], STARTS[7]]
+    assert [member.offset for member in members] == [DATA[0], DATA[2], DATA[3], DATA[4], DATA[6]]
+
+
+def test_random_damage_never_leads_outside_the_file(tmp_path):
+    draw, data = random.Random(0), tar_bytes(NAMES)
+    for _ in range(300):
+        broken = bytearray(data[:draw.randrange(len(data))] if draw.random() < 0.3 else data)
+        for _ in range(draw.randrange(1, 5)):
+            if broken:
+                broken[draw.randrange(min(len(broken), 9000))] = draw.randrange(256)
+        path = written(tmp_path / "a.tar", bytes(broken))
+        members, _ = walked(path)
+        assert all(BLOCK <= member.offset <= member.offset + member.size <= len(broken) for member in members)
