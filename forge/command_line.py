@@ -140,12 +140,16 @@ def _newest_snapshot(base: Path) -> Path:
 def _known_keys() -> list[str]:
     """Every dotted setting and group of the default run, for a did-you-mean."""
     with initialize_config_dir(conf_dir(), version_base="1.3"):
-        tree = OmegaConf.to_container(compose("train"), resolve=False)
+        return list(dotted(compose("train")))
 
-    def dotted(node: Any, path: str) -> Iterator[str]:
+
+def dotted(settings: DictConfig) -> Iterator[str]:
+    """The dotted names of all settings and groups."""
+    def below(node: Any, path: str) -> Iterator[str]:
         yield path
         if isinstance(node, dict):
             for key, child in node.items():
-                yield from dotted(child, f"{path}.{key}" if path else key)
+                yield from below(child, f"{path}.{key}" if path else key)
 
-    return [key for key in dotted(tree, "") if key and not key.endswith("_target_")]
+    names = below(OmegaConf.to_container(settings, resolve=False), "")
+    return (name for name in names if name and not name.endswith("_target_"))

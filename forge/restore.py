@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, open_dict
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from forge.build import build_model
-from forge.command_line import choices_of, onto
-from forge.config import Config, check, conf_dir, realise
+from forge.command_line import choices_of, dotted, onto
+from forge.config import Config, check, conf_dir, read_yaml, realise
 from forge.errors import ConfigError
 from forge.hardware import Topology
+from forge.schema import did_you_mean
 from forge.snapshot.folder import find_snapshot, read_manifest
 from forge.snapshot.store import load_part, verify
 
@@ -41,13 +44,35 @@ def run_of(place: Path) -> Path:
 def settings_of(place: Path, overrides: list[str]) -> DictConfig:
     """The frozen settings of a run, with overrides of options and values as forge.train takes them."""
     base = run_of(place)
+    groups = [word for word in overrides if (Path(conf_dir()) / word.partition("=")[0]).is_dir()]
+    settings = onto(base, _composed(base, groups), groups) if groups else read_yaml(base / "config.yaml")
+    for word in overrides:
+        if word not in groups:
+            _set(settings, word)
+    return settings
+
+
+def _composed(base: Path, groups: list[str]) -> DictConfig:
+    """A fresh composition with the run's choices, from which other options of a group are taken."""
     with initialize_config_dir(conf_dir(), version_base="1.3"):
-        composed = compose("train", [*choices_of(base, overrides), *overrides], return_hydra_config=True)
+        composed = compose("train", [*choices_of(base, groups), *groups], return_hydra_config=True)
     chosen = composed.hydra.runtime.choices
     with open_dict(composed):
         composed.choices = {group: option for group, option in chosen.items() if not group.startswith("hydra")}
         composed.pop("hydra")
-    return onto(base, composed, overrides)
+    return composed
+
+
+def _set(settings: DictConfig, word: str) -> None:
+    """One setting=value, in Hydra's grammar. Raises ConfigError."""
+    try:
+        parsed = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise ConfigError(f"{word}: {str(error).splitlines()[0]}") from None
+    key = parsed.get_key_element().lstrip("+")
+    if OmegaConf.select(settings, key, default=settings) is settings:
+        raise ConfigError(f"{key} is not a setting.{did_you_mean(key, list(dotted(settings)))}")
+    OmegaConf.update(settings, key, parsed.value(), merge=False)
 
 
 @contextmanager
