@@ -11,54 +11,58 @@ from torch import Tensor
 from forge.notes import say
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def can_group(device_type: str, dtype: torch.dtype, width: int, hidden: int) -> bool:
-    """Whether torch's grouped matrix product runs here; if not, says so and that the plain loop is used."""
-    supported = (torch.bfloat16,) if device_type == "cuda" else (torch.float32, torch.bfloat16, torch.float16)
-    name = str(dtype).removeprefix("torch.")
-    if dtype not in supported:
-        say(f"moe_router: torch has no grouped matrix product for {name} on {device_type}, so experts are computed one "
-            f"after the other, as moe_router=loop does.")
-        return False
-    aligned = 16 // dtype.itemsize
-    if width % aligned or hidden % aligned:
-        say(f"moe_router: torch's grouped matrix product wants model.width and model.hidden to be multiples of "
-            f"{aligned} in {name}, and they are {width} and {hidden}, so experts are computed one after the other, as "
-            f"moe_router=loop does.")
-        return False
-    return True
-
-
 def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """rows [N, k], weights [groups, n, k], ends [groups] int32 -> [N, n].
 
     Rows ends[g - 1] to ends[g] are multiplied by the transpose of weights[g].
     """
-    if rows.dtype == torch.bfloat16:
+    if _has_kernel(rows.device.type, rows.dtype, weights.shape[1], weights.shape[2]):
         return F.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
-    product: Tensor = _opaque_product(rows, weights, ends)
+    product: Tensor = _one_by_one(rows, weights, ends)
     return product
 
 
-# Eager torch computes other dtypes on a CPU; the tracer behind torch.compile refuses them. Inside operators of our own
-# it does not look.
-@torch.library.custom_op("forge::grouped_product", mutates_args=())
-def _opaque_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    return F.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether torch has one kernel for all groups; if a GPU lacks it, says so."""
+    if dtype == torch.bfloat16 and rows % 8 == 0 and columns % 8 == 0:      # 16 bytes
+        return True
+    if device_type == "cuda":
+        say(f"moe_router: torch's grouped matrix product takes bfloat16, and widths (model.width, model.hidden) that "
+            f"are multiples of 8. This run has {str(dtype).removeprefix('torch.')} and {columns} to {rows}, so it "
+            f"computes one product an expert, and waits for the GPU before each.")
+    return False
 
 
-@torch.library.custom_op("forge::grouped_product_backward", mutates_args=())
-def _opaque_backward(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    grad = grad.contiguous()
-    return F.grouped_mm(grad, weights, offs=ends), F.grouped_mm(grad.T, rows, offs=ends)
+# Operators of our own, since the sizes of the groups are read on the host, which no compiled graph can do.
+@torch.library.custom_op("forge::one_by_one", mutates_args=())
+def _one_by_one(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_empty(rows.shape[0], weights.shape[1])
+    for weight, group in zip(weights, _groups(ends), strict=True):
+        torch.mm(rows[group], weight.T, out=out[group])
+    return out
 
 
-@_opaque_product.register_fake
+@torch.library.custom_op("forge::one_by_one_backward", mutates_args=())
+def _one_by_one_backward(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    rows_grad, weights_grad = torch.empty_like(rows), torch.empty_like(weights)
+    for weight, weight_grad, group in zip(weights, weights_grad, _groups(ends), strict=True):
+        torch.mm(grad[group], weight, out=rows_grad[group])
+        torch.mm(grad[group].T, rows[group], out=weight_grad)
+    return rows_grad, weights_grad
+
+
+def _groups(ends: Tensor) -> list[slice]:
+    stops = ends.tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
+
+
+@_one_by_one.register_fake
 def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], weights.shape[1])
 
 
-@_opaque_backward.register_fake
+@_one_by_one_backward.register_fake
 def _(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows), torch.empty_like(weights)
 
@@ -68,7 +72,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    return *_opaque_backward(grad, *ctx.saved_tensors), None
+    return *_one_by_one_backward(grad, *ctx.saved_tensors), None
 
 
-_opaque_product.register_autograd(_backward, setup_context=_keep)
+_one_by_one.register_autograd(_backward, setup_context=_keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ from forge.moe_router import Routing
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from forge.config import Config
 
 
 @dataclass(frozen=True)
@@ -19,3 +22,9 @@ class Loop:
         from forge.moe_router.mixture import Mixture, mix_by_loop
 
         return Mixture(width, hidden, routing, mix_by_loop)
+
+    def problems(self, config: Config) -> Iterator[str]:
+        routed = getattr(config.model, "routing", None) is not None
+        if routed and getattr(config.compile, "fullgraph", False):
+            yield ("moe_router=loop asks how many tokens each expert got, which no single graph can hold: set "
+                   "compile.fullgraph=false, or moe_router=sorted.")

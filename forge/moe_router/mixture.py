@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from forge.moe_router import Routing
 from forge.moe_router.experts import by_sorting, loop
 from forge.moe_router.gate import choose
-from forge.moe_router.grouped import can_group
 from forge.notes import say
 
 Mix = Callable[[Tensor, "Tensor | None", Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]
+Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
 
 
 class Mixture(nn.Module):
@@ -36,42 +36,41 @@ class Mixture(nn.Module):
 def mix_by_loop(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
                 routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
     """The plain algorithm, the twin of all others."""
-    experts, weights, aux, load = choose(x, valid, gate, routing)
-    dtype = _compute_dtype(x, gate_up)
-    y = loop(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
-    return y.view_as(x), aux, load.detach()
+    return _mix(loop, x, valid, gate, gate_up, down, routing)
 
 
 def mix_by_sorting(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
                    routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """One grouped matrix product for all experts, where torch has one for this dtype and device."""
-    dtype = _compute_dtype(x, gate_up)
-    if not can_group(x.device.type, dtype, down.shape[-2], down.shape[-1]):
-        return mix_by_loop(x, valid, gate, gate_up, down, routing)
-    experts, weights, aux, load = choose(x, valid, gate, routing)
-    y = by_sorting(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
-    return y.view_as(x), aux, load.detach()
+    """One grouped matrix product for all experts."""
+    return _mix(by_sorting, x, valid, gate, gate_up, down, routing)
 
 
 def mix_fused(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
               routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
     """mix_by_sorting, with everything between the matrix products compiled into few kernels on a GPU."""
-    if _can_fuse(x.device.type, _compute_dtype(x, gate_up), down.shape[-2], down.shape[-1]):
+    if _can_fuse(x.device.type) and not torch.compiler.is_compiling():      # a graph around it fuses it too
         return _compiled()(x, valid, gate, gate_up, down, routing)
     return mix_by_sorting(x, valid, gate, gate_up, down, routing)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _can_fuse(device_type: str, dtype: torch.dtype, width: int, hidden: int) -> bool:
+def _can_fuse(device_type: str) -> bool:
     if device_type != "cuda":
         say(f"moe_router=fused has kernels for a GPU only: on {device_type} it computes what moe_router=sorted does.")
-        return False
-    return bool(can_group(device_type, dtype, width, hidden))
+    return device_type == "cuda"
 
 
 @cache
 def _compiled() -> Mix:
     return torch.compile(mix_by_sorting)
+
+
+def _mix(execute: Execute, x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
+         routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    experts, weights, aux, load = choose(x, valid, gate, routing)
+    dtype = _compute_dtype(x, gate_up)
+    y = execute(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
+    return y.view_as(x), aux, load.detach()
 
 
 def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

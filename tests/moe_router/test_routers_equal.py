@@ -121,16 +121,12 @@ def test_sorted_repeats_its_bits():
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_what_cannot_be_grouped_is_said_and_takes_the_loop(caplog, monkeypatch):
-    monkeypatch.setattr(notes, "_said", set())
-    x = _x(width=10)        # 40 bytes: no multiple of 16
-    for _ in range(2):
-        one, other = (_results(option, _routing(2), x, None) for option in (Loop(), Sorted()))
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    _results(Sorted(), _routing(2), x.double(), None)
-    assert len(caplog.messages) == 2
-    assert "multiples of 4 in float32, and they are 10 and 20" in caplog.messages[0]
-    assert "float64 on cpu" in caplog.messages[1]
+@ROUTERS
+def test_widths_and_dtypes_without_a_grouped_kernel(router):
+    x = _x(width=10)
+    _assert_equal(router, _routing(2), x.bfloat16().float())
+    one, other = (_results(option, _routing(2), x.double(), None) for option in (Loop(), router))
+    assert all((other[name] - one[name]).norm() <= 4 * 40 * 2.0**-53 * one[name].norm() for name in one)
 
 
 def test_fused_says_once_that_it_is_sorted_here(caplog, monkeypatch):
@@ -141,10 +137,10 @@ def test_fused_says_once_that_it_is_sorted_here(caplog, monkeypatch):
                                "moe_router=sorted does."]
 
 
-def test_loop_gradients_are_those_of_finite_differences():
-    routing = _routing(2, num_experts=3)
+@pytest.mark.parametrize("router", [Loop(), Sorted()], ids=["loop", "sorted"])
+def test_gradients_are_those_of_finite_differences(router):
     torch.manual_seed(0)
-    mixture = Loop().build(4, 3, routing).double()
+    mixture = router.build(4, 3, _routing(2, num_experts=3)).double()
     names = [name for name, _ in mixture.named_parameters()]
 
     def run(x, *parameters):
