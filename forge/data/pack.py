@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from forge.data.index import make_index, save
 from forge.data.texts import is_meta
@@ -18,25 +21,38 @@ def pack(texts: Iterable[tuple[str, bytes]], folder: Path, shard_bytes: int) -> 
 
     A shard is closed once it holds shard_bytes of text. Raises OSError where the disk does not take it.
     """
-    from webdataset import TarWriter  # here, because it imports torch
-
-    pairs = _with_keys(texts)
-    shards: list[Path] = []
     folder.mkdir(parents=True, exist_ok=True)
-    sample = next(pairs, None)
-    while sample is not None:
+    samples = _with_keys(texts)
+    shards: list[Path] = []
+    for first in samples:       # a shard takes its other samples from the same iterator
         shards.append(folder / f"{len(shards):06}.tar")
-        num_bytes = 0
-        with open(shards[-1], "wb") as file:
-            writer = TarWriter(file, user="forge", group="forge", mode=0o644, mtime=0, encoder=False)
-            while sample is not None and num_bytes < shard_bytes:
-                key, text = sample
-                writer.write({"__key__": key, FIELD: text})
-                num_bytes += len(text)
-                sample = next(pairs, None)
-            writer.close()
+        _write_shard(shards[-1], chain([first], samples), shard_bytes)
         save(make_index(shards[-1]), shards[-1].with_name(shards[-1].name + ".index"))
     return shards
+
+
+def _write_shard(path: Path, samples: Iterable[tuple[str, bytes]], shard_bytes: int) -> None:
+    from webdataset import TarWriter  # here, because it imports torch
+
+    # By way of memory: on a full disk, tarfile would write once more when it is thrown away, and print that it cannot
+    held = io.BytesIO()
+    writer = TarWriter(held, user="forge", group="forge", mode=0o644, mtime=0, encoder=False)
+    num_bytes = 0
+    with open(path, "wb") as file:
+        for key, text in samples:
+            writer.write({"__key__": key, FIELD: text})
+            _move(held, file)
+            num_bytes += len(text)
+            if num_bytes >= shard_bytes:
+                break
+        writer.close()
+        _move(held, file)
+
+
+def _move(held: io.BytesIO, file: IO[bytes]) -> None:
+    file.write(held.getvalue())
+    held.seek(0)
+    held.truncate()
 
 
 def refusal(text: bytes) -> str | None:
