@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention
 
 MATMUL = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")
 ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
@@ -13,5 +14,5 @@ ATTENTION = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_a
 FAMILIES: dict[str, frozenset[Any]] = {
     "matmul": frozenset(getattr(torch.ops.aten, name).default for name in MATMUL),
     "attention": frozenset([getattr(torch.ops.aten, name).default for name in ATTENTION]
-                           + [torch.ops.higher_order.flex_attention]),
+                           + [flex_attention]),
 }
