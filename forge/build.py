@@ -41,7 +41,7 @@ def build_model(config: Config, topology: Topology) -> nn.Module:
 
 def build_feed(config: Config, topology: Topology, split: Split, rows: int) -> Feed:
     """`rows` rows at a time of a split, over all ranks."""
-    return Feed(config.data.open(split), config.batching, config.seed, rows, config.micro_batch,
+    return Feed(config.data.open(split), config.batching, config.seed, rows, config.rows_per_pass(topology.data_size),
                 topology.data_rank, topology.data_size)
 
 
@@ -54,7 +54,8 @@ def staging(config: Config, topology: Topology) -> Callable[[Batch], Batch]:
 def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[Trainer, Run]]:
     """A trainer at the position where the run starts or goes on, and what observes it. Raises ForgeError."""
     topology = replace(topology, mesh=config.parallel.mesh(topology.device.type, topology.world_size))
-    _check_shares(config, topology)
+    for problem in config.share_problems(topology.data_size):      # config.py knew the ranks of one machine only
+        raise ConfigError(problem)
     torch.use_deterministic_algorithms(config.reproducible)
     phases, progress = Phases(topology.device), Progress()
 
@@ -92,11 +93,3 @@ def _identity(config: Config, feed: Feed) -> dict[str, Any]:
     """What a position in the data means: with any of these changed, the same cursor points elsewhere."""
     return {"data": feed.source.fingerprint, "batching": repr(config.batching), "global_batch": config.global_batch,
             "sequence_length": config.sequence_length, "seed": config.seed}
-
-
-def _check_shares(config: Config, topology: Topology) -> None:
-    """config.py checked this for the processes of one machine; with several nodes there are more."""
-    together = config.micro_batch * topology.data_size
-    if config.global_batch % together:
-        raise ConfigError(f"global_batch={config.global_batch} does not divide into micro_batch={config.micro_batch} "
-                          f"on {topology.data_size} ranks: make it a multiple of {together}.")

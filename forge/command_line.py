@@ -25,6 +25,7 @@ from forge.words import packages, split
 if TYPE_CHECKING:
     from forge.config import Config
 
+
 @dataclass(frozen=True)
 class CommandLine:
     """A parsed command line.
@@ -32,7 +33,8 @@ class CommandLine:
     base: the run directory whose configuration is the starting point, or None: conf/train.yaml is.
     resume: whether to go on from its newest snapshot.
     allowed: packages beside forge whose classes options may name.
-    overrides: what was typed for Hydra. arguments: the same with the choices of `base` put before it.
+    overrides: the settings and options that were typed. arguments: what Hydra gets: its flags, which it wants first,
+        the choices of `base`, and the overrides.
     """
 
     base: Path | None
@@ -43,14 +45,19 @@ class CommandLine:
 
     @classmethod
     def parse(cls, arguments: list[str]) -> CommandLine:
-        own, overrides = split(arguments)
+        own, rest = split(arguments)
         if "from" in own and "resume" in own:
             raise ConfigError("from= starts a run again and resume= goes on with one: give one of them.")
         named = own.get("resume", own.get("from"))
         base = Path(named) if named else None
         allowed = packages(own)
+        overrides = [word for word in rest if word[0] == "~" or ("=" in word and word[0] != "-")]
+        if base and any(word.startswith(("experiment=", "+experiment=")) for word in overrides):
+            raise ConfigError("from= and resume= start from a run's own settings, and experiment= from others: give "
+                              "one of them.")
+        flags = [word for word in rest if word not in overrides]
         choices = choices_of(base, overrides) if base else []
-        return cls(base, bool(own.get("resume")), allowed, overrides, choices + overrides)
+        return cls(base, bool(own.get("resume")), allowed, overrides, flags + choices + overrides)
 
     def compose(self, job: Callable[[], Any]) -> None:
         """Let Hydra compose and call the job. What Hydra refuses becomes a ConfigError in one sentence."""
@@ -71,7 +78,8 @@ class CommandLine:
                             if not group.startswith("hydra/") and option is not None}
         typed = list(context.overrides.task)
         if self.base:
-            settings = onto(self.base, settings, [word for word in typed if word in self._own_overrides(typed)])
+            mine = {_key(word) for word in self.overrides}
+            settings = onto(self.base, settings, [word for word in typed if _key(word) in mine])
         settings.resume = None
         if self.base and self.resume:
             settings.resume = str(_newest_snapshot(self.base))
@@ -79,10 +87,6 @@ class CommandLine:
                 run_dir = self.base
         settings.run_dir = str(run_dir.absolute())
         return settings, run_dir.absolute()
-
-    def _own_overrides(self, typed: list[str]) -> list[str]:
-        """The overrides of this line, without those that only repeat the choices of `base`."""
-        return typed[len(self.arguments) - len(self.overrides):]
 
     def note_unused(self, config: Config) -> None:
         """Say which options were asked for and cannot matter to this model."""
@@ -106,11 +110,15 @@ class CommandLine:
 
 def choices_of(base: Path, overrides: list[str]) -> list[str]:
     """The options that `base` chose, as overrides, so that its settings exist while this line is composed."""
-    typed = {word.partition("=")[0] for word in overrides}
+    typed = {_key(word) for word in overrides}
     chosen = OmegaConf.to_container(read_yaml(base / "config.yaml").get("choices", OmegaConf.create({})))
     assert isinstance(chosen, dict)
     return [f"{group!s}={_written(option)}" for group, option in chosen.items()
             if group not in typed and group != "experiment"]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def _written(option: Any) -> str:
@@ -122,7 +130,7 @@ def onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
     settings = read_yaml(base / "config.yaml")
     with open_dict(settings):
         for word in overrides:
-            key = word.partition("=")[0].lstrip("+~")
+            key = _key(word)
             OmegaConf.update(settings, key, OmegaConf.select(composed, key), merge=False, force_add=True)
             if key in composed.choices:
                 settings.choices[key] = composed.choices[key]

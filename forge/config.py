@@ -48,7 +48,8 @@ class Config:
     """Everything a run is told. The groups in pipeline order, then the settings of the run itself.
 
     steps: the schedule's horizon, in updates. stop_at: end earlier; null: at `steps`.
-    global_batch: rows in an update over all ranks. micro_batch: rows in one forward pass of one rank.
+    global_batch: rows in an update over all ranks. micro_batch: rows in one forward pass of one rank; null: its whole
+        share of the global batch.
     sequence_length: tokens in a row.
     resume: the snapshot to go on from, or null for a fresh start.
     reproducible: only kernels that give the same bits every time.
@@ -83,7 +84,7 @@ class Config:
     seed: int
     reproducible: bool
     global_batch: int
-    micro_batch: int
+    micro_batch: int | None
     sequence_length: int
     resume: str | None
     run_dir: str
@@ -93,16 +94,26 @@ class Config:
     def last_step(self) -> int:
         return self.steps if self.stop_at is None else min(self.stop_at, self.steps)
 
+    def rows_per_pass(self, data_size: int) -> int:
+        """Rows in one forward pass of one of `data_size` ranks."""
+        return self.micro_batch or self.global_batch // data_size
+
+    def share_problems(self, data_size: int) -> Iterator[str]:
+        """Why a global batch cannot be shared by so many ranks."""
+        together = (self.micro_batch or 1) * data_size
+        if together > 0 and self.global_batch % together:
+            into = f"micro_batch={self.micro_batch} on {data_size} ranks" if self.micro_batch else f"{data_size} ranks"
+            yield (f"global_batch={self.global_batch} does not divide into {into} (hardware.processes, over all "
+                   f"nodes): make it a multiple of {together}.")
+
     def problems(self, config: Config) -> Iterator[str]:
         for name in ("steps", "global_batch", "micro_batch", "sequence_length"):
-            if getattr(self, name) < 1:
-                yield f"{name}={getattr(self, name)}: at least 1 is wanted."
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield f"{name}={value}: at least 1 is wanted."
         if self.tracker.every < 1:
             yield f"tracker.every={self.tracker.every}: at least 1 is wanted."
-        together = self.micro_batch * self.hardware.processes
-        if self.global_batch >= 1 and self.micro_batch >= 1 and self.global_batch % together:
-            yield (f"global_batch={self.global_batch} does not divide into micro_batch={self.micro_batch} on "
-                   f"hardware.processes={self.hardware.processes}: make it a multiple of {together}.")
+        yield from self.share_problems(self.hardware.processes)
         if self.stop_at is not None and self.stop_at > self.steps:
             yield f"stop_at={self.stop_at} lies behind steps={self.steps}, the end of the schedule: raise steps."
 

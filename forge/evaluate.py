@@ -35,7 +35,7 @@ def evaluate(arguments: list[str]) -> Exit:
 
     with restored(Path(own["from"]), overrides, packages(own)) as run:
         config = run.config
-        feed = build_feed(config, run.topology, asked["split"], config.micro_batch)
+        feed = build_feed(config, run.topology, asked["split"], config.rows_per_pass(1))
         count = min(asked["batches"] or len(feed.plan(0)), len(feed.plan(0)))
         loss, targets = mean_loss(run.model, config.precision, feed, count, staging(config, run.topology),
                                   run.topology, progress=True)

@@ -79,7 +79,7 @@ def _set(settings: DictConfig, word: str) -> None:
 def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Iterator[Restored]:
     """The model of a run, or of one of its snapshots, in evaluation mode, on its device. Raises ForgeError."""
     settings = settings_of(place, [*overrides, "hardware.processes=1"])
-    if "global_batch" not in {word.partition("=")[0] for word in overrides}:
+    if settings.micro_batch is not None:
         settings.global_batch = settings.micro_batch        # training's may not divide into other micro-batches
     config = realise(settings, allowed)
     check(config)

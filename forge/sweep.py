@@ -27,12 +27,14 @@ class Point:
 class Sweep:
     """Collects the runs of a sweep. A run that fails is a row of the table, not the end; Ctrl-C is the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, typed: list[str]) -> None:
+        self.typed = typed          # the command line, where what is swept still holds all its values
         self.points: list[Point] = []
 
     def add(self, run: Callable[[], Exit]) -> None:
         context = HydraConfig.get()
-        varied, run_dir = context.job.override_dirname or "defaults", Path(context.runtime.output_dir)
+        varied = " ".join(word for word in context.overrides.task if word not in self.typed)
+        run_dir = Path(context.runtime.output_dir)
         print(f"forge: run {context.job.num + 1}: {varied}", file=sys.stderr)
         try:
             code = run()
@@ -53,14 +55,14 @@ class Sweep:
         from rich.table import Table
 
         table = Table(title="Sweep", title_justify="left")
-        for column in ("run", "step ms (median)", "p90", "tokens/s", "last loss", "held-out loss"):
-            table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
+        for column in ("", "run", "step ms", "p90", "tokens/s", "loss", "held-out"):
+            table.add_column(column, justify="left" if column in ("", "run") else "right", overflow="fold")
         for point in self.points:
             if point.exit_code:
-                table.add_row(point.varied, f"ended with exit code {int(point.exit_code)}")
+                table.add_row(point.run_dir.name, point.varied, f"ended with exit code {int(point.exit_code)}")
                 continue
             step = point.result.get("step_ms") or {}
-            table.add_row(point.varied, *(_figure(value, digits) for value, digits in (
+            table.add_row(point.run_dir.name, point.varied, *(_figure(value, digits) for value, digits in (
                 (step.get("median"), 2), (step.get("p90"), 2), (point.result.get("tokens_per_second"), 0),
                 (point.result.get("loss_last"), 4), (point.result.get("loss_heldout"), 4))))
         console = Console()

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from forge.command_line import CommandLine
 from forge.config import check, conf_dir, realise
-from forge.errors import ConfigError, Exit
+from forge.errors import ConfigError, Exit, ForgeError
 from forge.freeze import freeze
 from forge.sweep import Sweep
 from forge.words import reporting
@@ -32,21 +32,27 @@ def train(arguments: list[str]) -> Exit:
         raise ConfigError("forge.train starts the workers itself. Inside torchrun, start them on a frozen run "
                           "directory: torchrun ... -m forge.worker RUN_DIR (launch=torchrun makes one).")
     line = CommandLine.parse(arguments)
-    outcomes: list[Exit] = []
-    sweep = Sweep()
+    outcomes: list[Exit | ForgeError] = []
+    sweep = Sweep(line.arguments)
 
     def job(composed: DictConfig) -> None:
         """One run. Hydra calls this once, or once for each point of a sweep."""
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             sweep.add(lambda: start(composed, line))
-        else:
+            return
+        try:
             outcomes.append(start(composed, line))
+        except ForgeError as error:     # Hydra would print a line of its own before passing it on
+            outcomes.append(error)
 
     line.compose(hydra.main(version_base="1.3", config_path=conf_dir(), config_name="train")(job))
     if sweep.points:
         sweep.print_table()
         return sweep.exit_code()
-    return outcomes[0] if outcomes else Exit.ANSWERED
+    outcome = outcomes[0] if outcomes else Exit.ANSWERED
+    if isinstance(outcome, ForgeError):
+        raise outcome
+    return outcome
 
 
 def start(composed: DictConfig, line: CommandLine) -> Exit:

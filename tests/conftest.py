@@ -61,7 +61,7 @@ def shards(text_folder, tmp_path_factory) -> list[str]:
     with pytest.raises(SystemExit) as ended:
         main(["make", str(text_folder), str(out), "heldout=0.2", "pattern=*.py"])
     assert ended.value.code in (0, None)
-    return ["data=shards", f"data.train={out}/train*.tar", f"data.heldout={out}/heldout*.tar"]
+    return ["data=shards", f"data.train={out}/train", f"data.heldout={out}/heldout"]
 
 
 def composed(*overrides: str):

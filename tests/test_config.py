@@ -59,9 +59,9 @@ def test_a_mistake_is_named(overrides, said):
 
 
 @pytest.mark.parametrize(("overrides", "said"), [
-    (["global_batch=10", "micro_batch=4"], "global_batch=10 does not divide into micro_batch=4"),
-    (["hardware.processes=3"], "make it a multiple of 48"),
-    (["stop_at=500", "steps=400"], "stop_at=500"),
+    (["global_batch=10", "micro_batch=4"], "global_batch=10 does not divide into micro_batch=4 on 1 ranks"),
+    (["hardware.processes=3"], "global_batch=8 does not divide into 3 ranks"),
+    (["stop_at=501", "steps=400"], "stop_at=501"),
     (["steps=0"], "steps=0"),
     (["attention=flash", "hardware=gpu"], "attention=flash computes in half precision: add precision=bf16"),
     (["data=shards"], "forge.shards make"),
@@ -76,7 +76,7 @@ def test_parts_that_cannot_work_together_say_what_to_change(overrides, said):
 
 def test_all_problems_are_reported_at_once():
     with pytest.raises(ConfigError) as raised:
-        check(realise(composed("global_batch=10", "stop_at=500", "comm.bucket_cap_mb=0")))
+        check(realise(composed("global_batch=10", "micro_batch=4", "stop_at=501", "comm.bucket_cap_mb=0")))
     assert len(str(raised.value).splitlines()) >= 3
 
 

@@ -148,8 +148,8 @@ def test_a_disk_that_fills_up_leaves_what_was_there(folder, made, forge_shards, 
 def test_a_disk_that_really_fills_up_is_one_sentence(folder, tmp_path):
     program = ("import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
                "from forge.shards import main; main(sys.argv[1:])")
-    done = subprocess.run([sys.executable, "-c", program, "make", folder, tmp_path / "out"], capture_output=True, text=True,
-                          timeout=60, cwd=Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", program, "make", folder, tmp_path / "out"], capture_output=True,
+                          text=True, timeout=60, cwd=Path(__file__).parents[1])
     assert done.returncode == 5 and done.stderr.count("\n") == 1 and "Cannot write to" in done.stderr
     assert not (tmp_path / "out").exists()
 

@@ -33,6 +33,10 @@ class DDP:
     def problems(self, config: Config) -> Iterator[str]:
         if self.bucket_cap_mb < 1:
             yield f"comm.bucket_cap_mb={self.bucket_cap_mb}: at least 1 MiB is wanted."
+        processes = config.hardware.processes
+        if self.static_graph and config.rows_per_pass(processes) * processes < config.global_batch:
+            yield ("comm.static_graph=true plans from the first backward, which under accumulation does not "
+                   "synchronise: set comm.static_graph=false, or micro_batch=null.")
 
     def build(self, model: nn.Module, topology: Topology, precision: Precision) -> Alone | Bucketed:
         if topology.world_size == 1:

@@ -41,6 +41,7 @@ def test_every_token_is_predicted_once(length, global_batch):
     rows = rows_of(fixed.plan(MANY, 0, 0, global_batch))
     windows = 221 // length
     assert len(rows) == windows // global_batch * global_batch
+    assert all(piece.start < piece.stop <= MANY.lengths[piece.sample] for row in rows for piece in row)
     tensors = fixed.collate(rows, MANY)
     assert tensors["tokens"].shape == tensors["targets"].shape == (len(rows), length)
     assert tensors["tokens"].dtype == tensors["targets"].dtype == torch.int64

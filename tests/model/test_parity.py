@@ -25,7 +25,7 @@ from transformers import (
 from forge.batch import Batch
 from forge.model.huggingface import decoder_of, read_config
 from forge.model.layouts import layouts
-from forge.model.weights import load_weights, save_weights
+from forge.model.weights import companions, load_weights, save_weights
 from tests.model.presets import parts
 
 TOLERANCE = 1e-5
@@ -123,7 +123,7 @@ def _gradients(reference):
 def test_round_trip_keeps_every_bit(reference, folder, tmp_path):
     decoder, network = _load(folder)
     written = tmp_path / "written"
-    save_weights(network.state_dict(), decoder, written, origin=folder)
+    save_weights(network.state_dict(), decoder, written, companions(folder))
 
     _, again = _load(written)
     for name, parameter in network.state_dict().items():

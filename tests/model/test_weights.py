@@ -13,7 +13,7 @@ from forge.errors import ConfigError, UnreadableError
 from forge.model import weights
 from forge.model.huggingface import decoder_of, read_config, settings_of
 from forge.model.layouts import layouts
-from forge.model.weights import load_weights, save_weights
+from forge.model.weights import companions, load_weights, save_weights
 from tests.model.presets import LLAMA, ROUTING, SMALL, parts, preset
 
 ALL = pytest.mark.parametrize("name", SMALL)
@@ -22,7 +22,7 @@ ALL = pytest.mark.parametrize("name", SMALL)
 def _written(decoder, folder, seed=0):
     torch.manual_seed(seed)
     network = decoder.build(parts())
-    save_weights(network.state_dict(), decoder, folder, origin=None)
+    save_weights(network.state_dict(), decoder, folder, {})
     return network.state_dict()
 
 
@@ -102,7 +102,8 @@ def test_tokenizer_files_and_special_tokens_go_along(tmp_path):
     (tmp_path / "origin/tokenizer.json").write_text("{}")
     config = json.loads((tmp_path / "origin/config.json").read_text()) | {"eos_token_id": 7}
     (tmp_path / "origin/config.json").write_text(json.dumps(config))
-    save_weights(_read(SMALL["gpt2"], tmp_path / "origin"), SMALL["gpt2"], tmp_path / "f", tmp_path / "origin")
+    state = _read(SMALL["gpt2"], tmp_path / "origin")
+    save_weights(state, SMALL["gpt2"], tmp_path / "f", companions(tmp_path / "origin"))
     assert (tmp_path / "f/tokenizer.json").read_text() == "{}"
     assert read_config(tmp_path / "f")["eos_token_id"] == 7
 
@@ -225,7 +226,7 @@ def test_settings_of_the_run_may_differ(tmp_path):
     (replace(SMALL["mixtral"], routing=replace(ROUTING, normalize=False)), "model.routing.normalize=False")])
 def test_what_a_layout_cannot_hold_is_not_written(decoder, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
-        save_weights({}, decoder, tmp_path / "f", origin=None)
+        save_weights({}, decoder, tmp_path / "f", {})
     assert not list(tmp_path.iterdir())
 
 
@@ -238,4 +239,4 @@ def test_nothing_is_written_over(tmp_path):
 def test_weights_of_another_model_are_not_written(tmp_path):
     state = _written(LLAMA, tmp_path / "f")
     with pytest.raises(ConfigError, match=r"they miss .*; they also hold head.weight"):
-        save_weights(state, SMALL["gpt2"], tmp_path / "g", origin=None)
+        save_weights(state, SMALL["gpt2"], tmp_path / "g", {})
