@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import forge, train_here
+from decoders import SMALL, parts
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -14,7 +15,6 @@ from forge import convert
 from forge.batch import Batch
 from forge.errors import ConfigError, Exit, UnreadableError
 from forge.restore import restored
-from tests.model.presets import SMALL, parts
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,10 +101,6 @@ class Decoder:
         if self.rotary is None and config.sequence_length > self.max_length:
             yield (f"sequence_length={config.sequence_length} is longer than model.max_length={self.max_length}, the "
                    f"positions this model learns: shorten sequence_length or raise model.max_length.")
-        ids = _num_ids(config.data.tokenizer)
-        if ids is not None and ids > self.vocab_size:
-            yield (f"model.vocab_size={self.vocab_size} is smaller than the {ids} tokens of "
-                   f"data.tokenizer={config.data.tokenizer}: set model.vocab_size={ids} or more.")
         if self.weights is not None:
             yield from self._weights(Path(self.weights))
 
@@ -139,14 +134,3 @@ class Decoder:
         except ForgeError as error:
             yield f"model.weights={folder}: {error}"
 
-
-def _num_ids(tokenizer: str) -> int | None:
-    """How many token ids a tokenizer may give; None where that cannot be known here."""
-    if tokenizer == "bytes":
-        return 256
-    try:
-        contents = json.loads(Path(tokenizer).read_text())
-        ids = [*contents["model"]["vocab"].values(), *(token["id"] for token in contents["added_tokens"])]
-        return int(max(ids)) + 1
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None         # the data option reports an unreadable tokenizer in its own words

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from forge.errors import ConfigError, UnreadableError
+from forge.errors import ConfigError, UnreadableError, UnusableEnvironment
 from forge.model.decoder import Decoder
 from forge.model.huggingface import disagreements, read_config, settings_of
 from forge.model.layouts import Layout, Shape, layouts
@@ -65,32 +65,36 @@ def load_weights(network: nn.Module, decoder: Decoder, folder: Path) -> None:
             parameter.copy_(layout.rules[name].read(checkpoint))
 
 
-def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, origin: Path | None) -> None:
-    """Write a new folder that load_weights and transformers read.
+def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, beside: dict[str, Path]) -> None:
+    """Write a new folder that load_weights and transformers read. It appears whole or not at all.
 
-    weights: by the decoder's parameter names. origin: a folder whose tokenizer, and ids of special tokens, go along.
-    Raises ConfigError where the folder is there already, or the family's layout cannot hold the decoder.
+    weights: by the decoder's parameter names. beside: files that go along, as `companions` finds them, by their new
+    names; of a config.json only the ids of special tokens. Raises ConfigError where the folder is there already, or the
+    family's layout cannot hold the decoder; UnusableEnvironment where it cannot be written.
     """
     settings = settings_of(decoder)
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a folder that is not.")
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    settings |= {"torch_dtype": dtype, **_special_tokens(origin)}
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    _write_shards(_on_disk(weights, layouts(decoder)[0]), partial)
-    if origin is not None:
-        copy_tokenizer(origin, partial)
-    partial.rename(folder)
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.") if weights else "float32"
+    settings |= {"torch_dtype": dtype, **_special_tokens(beside.get("config.json"))}
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        _write_shards(_on_disk(weights, layouts(decoder)[0]), partial)
+        for name in beside.keys() - {"config.json"}:
+            shutil.copyfile(beside[name], partial / name)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise UnusableEnvironment(f"{folder} cannot be written: {error}.") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def copy_tokenizer(origin: Path, folder: Path) -> None:
-    """The files that turn text into this model's tokens, as far as origin has them."""
-    for name in TOKENIZER_FILES:
-        if (origin / name).is_file():
-            shutil.copyfile(origin / name, folder / name)
+def companions(folder: Path) -> dict[str, Path]:
+    """The files of a folder that turn text into its model's tokens, and its config.json; by name."""
+    return {name: folder / name for name in (*TOKENIZER_FILES, "config.json") if (folder / name).is_file()}
 
 
 def _shards(folder: Path) -> Iterator[tuple[Path, list[str] | None]]:
@@ -204,8 +208,8 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
 
 
-def _special_tokens(origin: Path | None) -> dict[str, Any]:
+def _special_tokens(config: Path | None) -> dict[str, Any]:
     """Ids of the tokens that begin, end and pad a text. None rather than the defaults of transformers, which are those
     of one vocabulary."""
-    stated = {} if origin is None else read_config(origin)
+    stated = {} if config is None else read_config(config.parent)
     return {name: stated.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

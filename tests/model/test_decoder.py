@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoders import LLAMA, ROUTING, SMALL, parts, preset
 from torch.utils.checkpoint import checkpoint
 
 from forge.batch import IGNORED, Batch
 from forge.errors import ConfigError
 from forge.loss.chunked import Chunked
 from forge.moe_router.sorted import Sorted
-from tests.model.presets import LLAMA, ROUTING, SMALL, parts, preset
 
 ALL = pytest.mark.parametrize("name", SMALL)
 

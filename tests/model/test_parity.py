@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoders import parts
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -26,7 +27,6 @@ from forge.batch import Batch
 from forge.model.huggingface import decoder_of, read_config
 from forge.model.layouts import layouts
 from forge.model.weights import companions, load_weights, save_weights
-from tests.model.presets import parts
 
 TOLERANCE = 1e-5
 VOCABULARY, ROWS, LENGTH = 61, 3, 24

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoders import LLAMA, ROUTING, SMALL, parts, preset
 from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError, UnreadableError
@@ -14,7 +15,6 @@ from forge.model import weights
 from forge.model.huggingface import decoder_of, read_config, settings_of
 from forge.model.layouts import layouts
 from forge.model.weights import companions, load_weights, save_weights
-from tests.model.presets import LLAMA, ROUTING, SMALL, parts, preset
 
 ALL = pytest.mark.parametrize("name", SMALL)
 
