@@ -47,7 +47,7 @@ class Heldout:
 class HeldoutObserver:
     def __init__(self, settings: Heldout, run: Run) -> None:
         self.settings, self.run = settings, run
-        self.feed = run.open_feed("heldout", run.config.micro_batch * run.topology.data_size)
+        self.feed = run.open_feed("heldout", run.config.rows_per_pass(run.topology.data_size) * run.topology.data_size)
         self.facts: dict[str, Any] = {"loss_heldout": None}
 
     def __call__(self, step: Step) -> Request | None:
