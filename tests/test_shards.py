@@ -80,10 +80,10 @@ def test_shards_are_the_same_bytes_each_time(folder, tmp_path, forge_shards):
 
 @pytest.mark.parametrize("pattern, expected", [("*.md", 1), ("deep/*.txt", 30), ("*", 61)])
 def test_a_pattern_chooses_files(folder, tmp_path, forge_shards, pattern, expected):
-    forge_shards("make", folder, folder / "out", f"pattern={pattern}", "heldout=0")
+    said = forge_shards("make", folder, folder / "out", f"pattern={pattern}", "heldout=0")
     assert len(read(folder / "out" / "train")) == expected
-    forge_shards("make", folder, folder / "out", f"pattern={pattern}", "heldout=0", "overwrite=true")
-    assert len(read(folder / "out" / "train")) == expected        # OUT itself is not packed
+    again = forge_shards("make", folder, folder / "out", f"pattern={pattern}", "heldout=0", "overwrite=true")
+    assert len(read(folder / "out" / "train")) == expected and again == said      # OUT itself is not looked at
 
 
 @pytest.mark.parametrize("heldout, expected", [("0.01", (2, 1)), ("0.99", (1, 2)), ("0", (3, 0))])
