@@ -66,7 +66,7 @@ class CommandLine:
         try:
             job()
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(self._sentence(error)) from None
+            raise ConfigError(in_a_sentence(error)) from None
 
     def settle(self, composed: DictConfig) -> tuple[DictConfig, Path]:
         """(the settings to freeze, the run directory). Interpolations stay literal, so no secret is written."""
@@ -95,17 +95,19 @@ class CommandLine:
             print(f"forge: model={config.choices['model']} has no experts, so moe_router="
                   f"{config.choices['moe_router']} is not used.", file=sys.stderr)
 
-    def _sentence(self, error: Exception) -> str:
-        message = str(error)
-        key = re.search(r"Could not override '([^']+)'", message)
-        if key is None:
-            noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
-            lines = [line.strip() for line in message.splitlines()]
-            return " ".join(line for line in lines if line and not line.startswith((*noise, "provider=")))
-        known = _known_keys()
-        group = key.group(1).split("@")[0]
-        return (f"{group} is not a setting.{did_you_mean(group, known)} "
-                f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
+
+def in_a_sentence(error: Exception) -> str:
+    """What Hydra says about a line it cannot compose, without its search path and internal names."""
+    message = str(error)
+    key = re.search(r"Could not override '([^']+)'", message)
+    if key is None:
+        noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
+        lines = [line.strip() for line in message.splitlines()]
+        return " ".join(line for line in lines if line and not line.startswith((*noise, "provider=")))
+    known = _known_keys()
+    group = key.group(1).split("@")[0]
+    return (f"{group} is not a setting.{did_you_mean(group, known)} "
+            f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
 
 
 def choices_of(base: Path, overrides: list[str]) -> list[str]:

@@ -108,6 +108,7 @@ def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: l
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf, open_dict
 
+    from forge.command_line import in_a_sentence
     from forge.config import conf_dir
 
     option = _OPTIONS[decoder.family]
@@ -115,7 +116,7 @@ def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: l
         with initialize_config_dir(conf_dir(), version_base="1.3"):
             composed = compose("train", [f"model={option}", *overrides], return_hydra_config=True)
     except HydraException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(in_a_sentence(error)) from None
     choices = {group: chosen for group, chosen in composed.hydra.runtime.choices.items()
                if not group.startswith("hydra/") and chosen is not None}
     with open_dict(composed):
