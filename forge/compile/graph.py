@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def compile_blocks(option: str, model: nn.Module, **how: Any) -> nn.Module:
-    """Each block in place, so that the names of parameters stay. how: arguments of torch.compile."""
+    """Each block in place, so that the names of parameters stay; and the loss, whose logits are the largest tensors.
+    how: arguments of torch.compile."""
     _prepare(option, model)
     trainable: Any = model
     for blocks in trainable.block_lists():
         for block in blocks:
             block.compile(**how)
+    trainable.score = torch.compile(trainable.score, **how)
     return model
 
 

@@ -35,6 +35,7 @@ class Trainable(Protocol):
     """
 
     compute: object                     # callable; see above
+    score: object                       # callable: what comes after the last block; compile=blocks compiles it too
     residual_dtype: torch.dtype | None  # of the hidden stream; None keeps what the embedding gives. Set by precision.
 
     def forward(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

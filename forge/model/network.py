@@ -47,13 +47,17 @@ class Network(nn.Module):
         """(scaled, loss_sum, aux, load [layers, num_experts]): all that can be compiled as one graph."""
         valid = None if self.decoder.routing is None else targets != IGNORED
         hidden, aux, load = self._hidden(tokens, positions, valid, plan)
-        scaled, loss_sum = self.loss(hidden.flatten(0, 1), self._head_weight(), targets.flatten(), scale)
+        scaled, loss_sum = self.score(hidden, targets, scale)
         return scaled + aux * scale, loss_sum, aux.detach(), load
+
+    def score(self, hidden: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """(scaled, loss_sum) from what the last block gives: norm, head and loss."""
+        return self.loss(self.final_norm(hidden).flatten(0, 1), self._head_weight(), targets.flatten(), scale)
 
     def logits(self, batch: Batch) -> Tensor:
         positions, plan = self._prepare(batch)
         hidden, _, _ = self._hidden(batch.tensors["tokens"], positions, None, plan)
-        return F.linear(hidden, self._head_weight()).float()
+        return F.linear(self.final_norm(hidden), self._head_weight()).float()
 
     def block_lists(self) -> list[nn.ModuleList]:
         return [self.blocks]
@@ -84,7 +88,7 @@ class Network(nn.Module):
 
     def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None,
                 plan: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """(hidden [B, T, width], aux, load [layers, num_experts])"""
+        """(what the last block gives [B, T, width], aux, load [layers, num_experts])"""
         x, rotation = self.embedding(tokens), None
         if self.decoder.rotary is None:
             x = x + self.position_embedding(positions)
@@ -96,7 +100,7 @@ class Network(nn.Module):
         for block in self.blocks:
             x, aux, load = block(x, aux, rotation, valid, plan)
             loads.append(load)
-        return self.final_norm(x), aux, torch.stack(loads)
+        return x, aux, torch.stack(loads)
 
     def _head_weight(self) -> Tensor:
         return self.embedding.weight if self.decoder.tied else self.head.weight

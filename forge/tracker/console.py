@@ -44,15 +44,23 @@ class Bar:
 class Lines:
     def __init__(self, run: Run, every: float) -> None:
         self.every, self.last = every, run.config.last_step
-        self.begun, self.first, self.shown = time.monotonic(), run.progress.step, float("-inf")
+        self.begun: tuple[float, int] | None = None         # time and step of the first record: it compiled
+        self.shown = float("-inf")
 
     def __call__(self, record: dict[str, Any]) -> None:
         now, step = time.monotonic(), record["step"]
         if "loss" not in record or (now - self.shown < self.every and step != self.last):
             return
         self.shown = now
-        left = (now - self.begun) / max(1, step - self.first) * (self.last - step)
-        print(f"step {step}/{self.last}  {_figures(record)}  {left:.0f} s left", file=sys.stderr, flush=True)
+        print(f"step {step}/{self.last}  {_figures(record)}{self._left(now, step)}", file=sys.stderr, flush=True)
+
+    def _left(self, now: float, step: int) -> str:
+        """The time to go, once there are two records to judge by."""
+        if self.begun is None:
+            self.begun = now, step
+            return ""
+        begun, first = self.begun
+        return f"  {(now - begun) / max(1, step - first) * (self.last - step):.0f} s left"
 
     def result(self) -> dict[str, Any]:
         return {}
