@@ -114,12 +114,12 @@ def test_the_global_random_state_is_not_drawn_from(read):
 def test_reading_begins_anew_elsewhere(persistent):
     each = feed()
     reader, plain = (option.build(each, ALONE) for option in (workers(2, persistent=persistent), Simple()))
-    processes = []
+    before, processes = children(), []
     try:
         for cursor in (Cursor(0, 3), Cursor(2, 0), Cursor()):
             reader.seek(cursor), plain.seek(cursor)
             assert_equal(list(itertools.islice(reader, 5)), list(itertools.islice(plain, 5)))
-            processes.append(children())
+            processes.append(children() - before)
     finally:
         reader.close()
     assert all(len(each) == 2 for each in processes)
@@ -166,11 +166,11 @@ def test_what_was_read_before_an_error_still_arrives():
             break
         whole += 1
     reader = workers(2).build(each, ALONE)
-    arrived = []
+    before, arrived = children(), []
     with pytest.raises(UnreadableError):
         for work in reader:
             arrived.append(work)
-    assert len(arrived) == whole > 0 and not children()
+    assert len(arrived) == whole > 0 and children() == before
 
 
 def test_a_crash_in_a_worker_keeps_its_type_and_shows_where(read):
@@ -207,12 +207,12 @@ def test_a_worker_that_dies_ends_the_run(read, fail, words):
 
 
 def test_workers_read_on_through_the_signals_of_an_ending_run():
-    each = feed()
+    each, before = feed(), children()
     reader = workers(2).build(each, ALONE)
     try:
         works = iter(reader)
         found = [next(works)]
-        for child in children():
+        for child in children() - before:
             os.kill(child, signal.SIGINT)
             os.kill(child, signal.SIGTERM)
         found += list(itertools.islice(works, 9))
@@ -265,3 +265,16 @@ def test_a_work_of_many_micro_batches_costs_one_open_file_each(read):
     works = read(workers(1), each, Cursor(), 3)
     assert sum(len(list(work.batches)) for work in works) == 600
     assert len(os.listdir("/proc/self/fd")) - before < 60
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_works_arrive_in_pinned_memory_where_there_is_a_gpu():
+    each = feed()
+    reader = workers(2).build(each, Topology(torch.device("cuda"), 0, 0, 1, None))
+    try:
+        works = list(itertools.islice(reader, 5))
+        assert all(tensor.is_pinned() for work in works for batch in work.batches for tensor in batch.tensors.values())
+        assert_equal(works, list(itertools.islice(Simple().build(each, ALONE), 5)))
+    finally:
+        reader.close()
