@@ -17,9 +17,12 @@ from forge.errors import UnusableEnvironment
 
 def cache_folder(setting: str | None) -> Path:
     """The folder of a `cache` setting; None: forge's part of the user's cache folder."""
-    if setting is not None:
-        return Path(setting).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "forge"
+    try:
+        if setting is not None:
+            return Path(setting).expanduser().absolute()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "forge"
+    except RuntimeError as error:       # no such user, or one without a home
+        raise UnusableEnvironment(f"No folder to keep data in ({error}): set data.cache or XDG_CACHE_HOME.") from error
 
 
 @contextmanager

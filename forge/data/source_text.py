@@ -73,8 +73,9 @@ class SourceText:
         """Tells one interpreter's files from another's without reading them, so that opening takes no time."""
         digest = hashlib.blake2b(f"{_FORMAT} {self.heldout} {self.shard_mb}".encode(), digest_size=8)
         for name in files:
-            stat = (library / name).stat()
-            digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+            with suppress(OSError):     # a link that leads nowhere
+                stat = (library / name).stat()
+                digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def _pack(self, library: Path, files: list[str], folder: Path) -> None:

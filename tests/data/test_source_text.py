@@ -29,6 +29,7 @@ def library(tmp_path, monkeypatch):
         (folder / name).write_text("foreign\n")
     (folder / "latin.py").write_bytes(b"# caf\xe9\n")
     (folder / "empty.py").write_bytes(b"")
+    (folder / "sitecustomize.py").symlink_to("nowhere")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
     return folder
 
