@@ -9,24 +9,25 @@ from torch.utils.checkpoint import checkpoint
 
 from forge.batch import IGNORED
 
-TILE = 64       # rows of the head: what 16-byte loads and the tiles of cuBLAS divide into
+TILE = 64       # rows of the head
 
 
 def cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
     """hidden [N, width], head_weight [vocabulary, width], targets [N] -> scalar, nats, at least float32."""
-    logits = _logits(hidden, head_weight)
+    vocabulary = head_weight.shape[0]
+    missing = _missing_rows(vocabulary, hidden.device)
+    logits = F.linear(hidden, F.pad(head_weight, (0, 0, 0, missing)) if missing else head_weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if missing:     # a row that is not there has the probability zero; slicing it off would break the alignment again
+        beyond = torch.arange(vocabulary + missing, device=hidden.device) >= vocabulary
+        wide.masked_fill_(beyond, float("-inf"))
     return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
 
 
-def _logits(hidden: Tensor, head_weight: Tensor) -> Tensor:
-    """[N, vocabulary]. On a GPU the product is made over a whole number of tiles: GPT-2's 50,257 rows would take its
-    tensor cores' slow path, for the sake of 47."""
-    vocabulary = head_weight.shape[0]
-    missing = -vocabulary % TILE if hidden.is_cuda else 0
-    if not missing:
-        return F.linear(hidden, head_weight)
-    return F.linear(hidden, F.pad(head_weight, (0, 0, 0, missing)))[:, :vocabulary]
+def _missing_rows(vocabulary: int, device: torch.device) -> int:
+    """What a head lacks to a whole number of tiles on a GPU: GPT-2's 50,257 rows would take the slow path of its
+    tensor cores for the sake of 47."""
+    return -vocabulary % TILE if device.type == "cuda" else 0
 
 
 def chunked_cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
