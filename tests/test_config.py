@@ -42,7 +42,7 @@ def test_every_package_of_a_group_has_options_and_every_option_a_module():
 @pytest.mark.parametrize(("overrides", "said"), [
     (["+comm.bucket_cap=50"], "comm.bucket_cap is not a setting. Did you mean 'bucket_cap_mb'?"),
     (["comm.bucket_cap_mb=big"], "comm.bucket_cap_mb='big': a whole number is wanted."),
-    (["comm._target_=forge.attention.eager.Eager"], "comm._target_=forge.attention.eager.Eager lies outside forge.comm"),
+    (["comm._target_=forge.attention.eager.Eager"], "forge.attention.eager.Eager lies outside forge.comm"),
     (["comm._target_=os.system"], "lies outside forge and allowed_packages=[]"),
     (["comm._target_=forge.comm.ddp.nothing"], "forge.comm.ddp has no nothing"),
     (["comm._target_=forge.comm.ddp.Alone"], "is not a"),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import TINY, train_apart, train_here
+from conftest import TINY, Finished, composed, forge, train_apart, train_here
 
 STEPS = 40
 CASES = {       # processes, data workers, micro-batches an update
@@ -55,18 +55,15 @@ def test_killed_twice_and_resumed_is_the_same_run(case, shards, tmp_path):
         if step:
             kill_after(broken, resumed, step)
         else:
-            done = subprocess.run([sys.executable, "-m", "forge.train", *TINY, *resumed], capture_output=True, text=True)
+            done = forge("train", *TINY, *resumed)
             assert done.returncode == 0, done.stderr
-    losses = [{json.loads(text)["step"]: json.loads(text)["loss"]
-               for text in (folder / "metrics.jsonl").read_text().splitlines()} for folder in (tmp_path / "whole", broken)]
-    assert list(losses[0]) == list(range(1, STEPS + 1))
-    assert losses[0] == losses[1]
+    losses = Finished(done.returncode, "", "", broken).losses
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == whole.losses
 
 
 def test_the_runs_above_cross_an_epoch(shards):
     """Otherwise they would not show that a resume finds its way over the edge."""
-    from conftest import composed
-
     from forge.config import realise
 
     config = realise(composed(*TINY, *shards))
@@ -134,7 +131,6 @@ def resume_here(run_dir: Path, *overrides: str, snapshot: Path | None = None):
     """Go on with a run of one process in this one."""
     import shutil
 
-    from conftest import Finished, composed
     from omegaconf import OmegaConf
 
     from forge.snapshot.folder import whole_snapshots

@@ -65,7 +65,8 @@ class HeldoutObserver:
 
     def _closing(self) -> dict[str, Any]:
         """What is shown once, at the end of the run."""
-        config, facts = self.run.config, {}
+        config = self.run.config
+        facts: dict[str, Any] = {}
         if not self.run.topology.is_first:
             return {}
         if self.settings.baseline and config.data.tokenizer == "bytes":
