@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from forge.config import conf_dir, read_yaml
-from forge.errors import ConfigError
+from forge.errors import ConfigError, UnusableEnvironment
 from forge.schema import did_you_mean
 from forge.snapshot.folder import whole_snapshots
 from forge.words import packages, split
@@ -49,6 +51,8 @@ class CommandLine:
         if "from" in own and "resume" in own:
             raise ConfigError("from= starts a run again and resume= goes on with one: give one of them.")
         named = own.get("resume", own.get("from"))
+        if named == "":
+            raise ConfigError("from= and resume= want a run directory, and nothing is named.")
         base = Path(named) if named else None
         allowed = packages(own)
         overrides = [word for word in rest if word[0] == "~" or ("=" in word and word[0] != "-")]
@@ -65,18 +69,25 @@ class CommandLine:
         os.environ["HYDRA_FULL_ERROR"] = "1"        # or Hydra prints the error itself and exits with 1
         try:
             job()
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(in_a_sentence(error)) from None
+        except ValueError as error:                 # of an option that is null or a number; it does not say which
+            raise ConfigError(f"{in_a_sentence(error)}: {' '.join(self.overrides)}") from None
+        except OSError as error:
+            raise UnusableEnvironment(f"{error.filename} cannot be used: {error.strerror}.") from None
 
     def settle(self, composed: DictConfig) -> tuple[DictConfig, Path]:
         """(the settings to freeze, the run directory). Interpolations stay literal, so no secret is written."""
         context = HydraConfig.get()
         run_dir = Path(context.runtime.output_dir)
+        if context.mode is RunMode.RUN:
+            run_dir = _named_folder(composed)
         settings = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
         assert isinstance(settings, DictConfig)
         settings.choices = {group: option for group, option in context.runtime.choices.items()
                             if not group.startswith("hydra/") and option is not None}
-        typed = list(context.overrides.task)
+        settings.choices["tracker"] = [name for name in settings.tracker if name != "every"]
+        typed = typed_words()
         if self.base:
             mine = {_key(word) for word in self.overrides}
             settings = onto(self.base, settings, [word for word in typed if _key(word) in mine])
@@ -96,6 +107,13 @@ class CommandLine:
                   f"{config.choices['moe_router']} is not used.", file=sys.stderr)
 
 
+def typed_words() -> list[str]:
+    """The overrides of this run, as Hydra got them: their interpolations stay literal."""
+    words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(words, list)
+    return [str(word) for word in words]
+
+
 def in_a_sentence(error: Exception) -> str:
     """What Hydra says about a line it cannot compose, without its search path and internal names."""
     message = str(error)
@@ -108,6 +126,16 @@ def in_a_sentence(error: Exception) -> str:
     group = key.group(1).split("@")[0]
     return (f"{group} is not a setting.{did_you_mean(group, known)} "
             f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
+
+
+def _named_folder(composed: DictConfig) -> Path:
+    try:
+        named = composed.run_dir
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"run_dir: {in_a_sentence(error)}") from None
+    if named in (None, ""):
+        raise ConfigError("run_dir names no folder: name one, or leave run_dir= out, and one is made in runs/.")
+    return Path(str(named))
 
 
 def choices_of(base: Path, overrides: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from forge.command_line import typed_words
 from forge.errors import Exit, ForgeError
 
 
@@ -33,7 +34,7 @@ class Sweep:
 
     def add(self, run: Callable[[], Exit]) -> None:
         context = HydraConfig.get()
-        varied = " ".join(word for word in context.overrides.task if word not in self.typed)
+        varied = " ".join(word for word in typed_words() if word not in self.typed)
         run_dir = Path(context.runtime.output_dir)
         print(f"forge: run {context.job.num + 1}: {varied}", file=sys.stderr)
         try:

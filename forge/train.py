@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from forge.command_line import CommandLine
 from forge.config import check, conf_dir, realise
-from forge.errors import ConfigError, Exit, ForgeError
+from forge.errors import ConfigError, Exit
 from forge.freeze import freeze
 from forge.sweep import Sweep
 from forge.words import reporting
@@ -32,7 +32,7 @@ def train(arguments: list[str]) -> Exit:
         raise ConfigError("forge.train starts the workers itself. Inside torchrun, start them on a frozen run "
                           "directory: torchrun ... -m forge.worker RUN_DIR (launch=torchrun makes one).")
     line = CommandLine.parse(arguments)
-    outcomes: list[Exit | ForgeError] = []
+    outcomes: list[Exit | Exception] = []
     sweep = Sweep(line.arguments)
 
     def job(composed: DictConfig) -> None:
@@ -42,7 +42,7 @@ def train(arguments: list[str]) -> Exit:
             return
         try:
             outcomes.append(start(composed, line))
-        except ForgeError as error:     # Hydra would print a line of its own before passing it on
+        except Exception as error:      # Hydra would print a line of its own before passing it on
             outcomes.append(error)
 
     line.compose(hydra.main(version_base="1.3", config_path=conf_dir(), config_name="train")(job))
@@ -50,7 +50,7 @@ def train(arguments: list[str]) -> Exit:
         sweep.print_table()
         return sweep.exit_code()
     outcome = outcomes[0] if outcomes else Exit.ANSWERED
-    if isinstance(outcome, ForgeError):
+    if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
