@@ -84,9 +84,7 @@ class CommandLine:
             run_dir = _named_folder(composed)
         settings = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
         assert isinstance(settings, DictConfig)
-        settings.choices = {group: option for group, option in context.runtime.choices.items()
-                            if not group.startswith("hydra/") and option is not None}
-        settings.choices["tracker"] = [name for name in settings.tracker if name != "every"]
+        settings.choices = choices_in(context.runtime.choices, settings)
         typed = typed_words()
         if self.base:
             mine = {_key(word) for word in self.overrides}
@@ -107,6 +105,12 @@ class CommandLine:
                   f"{config.choices['moe_router']} is not used.", file=sys.stderr)
 
 
+def choices_in(made: Any, settings: DictConfig) -> dict[str, Any]:
+    """The option of each group, out of what Hydra recorded; of a list group, the options."""
+    found = {group: option for group, option in made.items() if not group.startswith("hydra/") and option is not None}
+    return found | {"tracker": [name for name in settings.get("tracker", {}) if name != "every"]}
+
+
 def typed_words() -> list[str]:
     """The overrides of this run, as Hydra got them: their interpolations stay literal."""
     words = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
@@ -118,6 +122,11 @@ def in_a_sentence(error: Exception) -> str:
     """What Hydra says about a line it cannot compose, without its search path and internal names."""
     message = str(error)
     key = re.search(r"Could not override '([^']+)'", message)
+    option = re.search(r"Could not find '(\w+)/(.+?)'.*Available options in '\w+':\s*(.*?)\s*Config search path",
+                       message, re.DOTALL)
+    if option is not None:
+        group, wrong, available = option.group(1), option.group(2), re.findall(r"\w+", option.group(3))
+        return f"{group}={wrong} is not an option.{did_you_mean(wrong, available)} Options: {', '.join(available)}."
     if key is None:
         noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
         lines = [line.strip() for line in message.splitlines()]

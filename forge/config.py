@@ -88,7 +88,7 @@ class Config:
     sequence_length: int
     resume: str | None
     run_dir: str
-    choices: dict[str, str]
+    choices: dict[str, str | list[str]]
 
     @property
     def last_step(self) -> int:

@@ -108,7 +108,7 @@ def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: l
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf, open_dict
 
-    from forge.command_line import in_a_sentence
+    from forge.command_line import choices_in, in_a_sentence
     from forge.config import conf_dir
 
     option = _OPTIONS[decoder.family]
@@ -117,8 +117,7 @@ def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: l
             composed = compose("train", [f"model={option}", *overrides], return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(in_a_sentence(error)) from None
-    choices = {group: chosen for group, chosen in composed.hydra.runtime.choices.items()
-               if not group.startswith("hydra/") and chosen is not None}
+    choices = choices_in(composed.hydra.runtime.choices, composed)
     with open_dict(composed):
         composed.pop("hydra")
         composed.choices = choices

@@ -30,7 +30,7 @@ def evaluate(arguments: list[str]) -> Exit:
     if asked["split"] not in ("train", "heldout"):
         raise ConfigError(f"split={asked['split']}: train or heldout is wanted.")
     from forge.build import build_feed, staging
-    from forge.evaluation.heldout import mean_loss
+    from forge.evaluation.loss import mean_loss
     from forge.restore import restored
 
     with restored(Path(own["from"]), overrides, packages(own)) as run:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 
 from forge.build import build_model
-from forge.command_line import choices_of, dotted, in_a_sentence, onto
+from forge.command_line import choices_in, choices_of, dotted, in_a_sentence, onto
 from forge.config import Config, check, conf_dir, read_yaml, realise
 from forge.errors import ConfigError
 from forge.hardware import Topology
@@ -59,9 +59,8 @@ def _composed(base: Path, groups: list[str]) -> DictConfig:
             composed = compose("train", [*choices_of(base, groups), *groups], return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(in_a_sentence(error)) from None
-    chosen = composed.hydra.runtime.choices
     with open_dict(composed):
-        composed.choices = {group: option for group, option in chosen.items() if not group.startswith("hydra")}
+        composed.choices = choices_in(composed.hydra.runtime.choices, composed)
         composed.pop("hydra")
     return composed
 

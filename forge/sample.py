@@ -52,7 +52,7 @@ def continue_text(model: nn.Module, config: Config, device: torch.device, prompt
 
     from forge.batch import Batch
     from forge.data.tokenizer import open_tokenizer
-    from forge.evaluation.heldout import as_in_evaluation
+    from forge.evaluation.loss import as_in_evaluation
 
     tokenizer = open_tokenizer(config.data.tokenizer)
     tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.end]

@@ -35,6 +35,8 @@ def work(run_dir: Path, allowed: tuple[str, ...], stopping: Stopping) -> Exit:
         check(config)
         log_to(run_dir)
         os.environ.update(config.hardware.environment())        # read when torch is imported, below
+        if config.reproducible:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
         return _train(config, run_dir, stopping)
     except Exception as error:
         code = record_failure(run_dir, rank(), error) if run_dir.is_dir() else ConfigError.exit_code

@@ -116,7 +116,7 @@ def test_evaluation_leaves_weights_and_random_state_untouched(run, capsys):
     torch.manual_seed(5)
     before = state()
     from forge.build import build_feed, staging
-    from forge.evaluation.heldout import mean_loss
+    from forge.evaluation.loss import mean_loss
 
     with restored(run.run_dir, ["hardware=cpu"], ()) as found:
         feed = build_feed(found.config, found.topology, "heldout", 4)

@@ -1,5 +1,7 @@
 """conf/ and forge/ mirror each other, every option is what it claims to be, and every mistake is named."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,8 +47,8 @@ def test_every_package_of_a_group_has_options_and_every_option_a_module():
     (["comm._target_=forge.attention.eager.Eager"], "forge.attention.eager.Eager lies outside forge.comm"),
     (["comm._target_=os.system"], "lies outside forge and allowed_packages=[]"),
     (["comm._target_=forge.comm.ddp.nothing"], "forge.comm.ddp has no nothing"),
-    (["comm._target_=forge.comm.ddp.Alone"], "is not a"),
-    (["comm._target_=forge.comm.ddp.nn"], "is not a dataclass"),
+    (["comm._target_=forge.comm.sync.Alone"], "is not a"),
+    (["comm._target_=forge.comm.ddp.dataclass"], "is not a dataclass"),
     (["~comm"], "comm is not set"),
     (["+colour=red"], "colour is not a setting."),
     (["tracker.every=often"], "tracker.every='often'"),
@@ -72,6 +74,15 @@ def test_parts_that_cannot_work_together_say_what_to_change(overrides, said):
     with pytest.raises(ConfigError) as raised:
         check(realise(composed(*overrides)))
     assert said in str(raised.value)
+
+
+def test_no_option_needs_torch_to_be_checked():
+    """The parent starts faster, and a worker sets its threads before torch reads them."""
+    targets = [file.read_text().split("_target_: ")[1].split()[0] for file in FILES if "_target_: " in file.read_text()]
+    modules = sorted({target.rpartition(".")[0] for target in targets})
+    lines = [f"import {module}" for module in modules] + ["import forge.train, forge.worker, sys",
+                                                          "sys.exit('torch' in sys.modules)"]
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)]).returncode == 0
 
 
 def test_all_problems_are_reported_at_once():

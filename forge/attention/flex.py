@@ -34,7 +34,7 @@ class Flex:
             return block_mask(layout)
         from forge.attention.fused import choose
 
-        say("attention=flex has no backward pass on a CPU: this run takes sdpa with a mask.")
+        say("attention=flex has no backward pass on a CPU: this run takes sdpa, with a mask where one is needed.")
         return choose(layout, None)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: BlockMask | Choice | None, dropout: float) -> Tensor:

@@ -38,11 +38,13 @@ class Machine:
             yield f"hardware.processes={self.processes}: at least 1 is wanted."
         if self.threads is not None and self.threads < 1:
             yield f"hardware.threads={self.threads}: at least 1 is wanted, or null to share the cores."
+        if self.timeout_seconds < 1:
+            yield f"hardware.timeout_seconds={self.timeout_seconds}: at least 1 is wanted."
 
     def environment(self) -> dict[str, str]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
-        share = self.threads or max(1, len(os.sched_getaffinity(0)) // here)
-        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
+        share = os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // here)
+        return {"OMP_NUM_THREADS": str(self.threads or share),
                 # threads that spin while they wait cost a factor of ten when anything else wants the cores
                 "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 

@@ -72,7 +72,7 @@ def _forwarding(workers: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGKILL if again else number)
         if number == signal.SIGINT and not again:
-            print("\nforge: stopping after this step, with a snapshot (Ctrl-C again to stop at once)", file=sys.stderr)
+            print("\nforge: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, forward) for number in STOPS}
     try:

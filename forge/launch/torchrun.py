@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,12 @@ class Torchrun:
     """Starts nothing: prints the line to start on each of `nodes` machines that see the run directory."""
 
     nodes: int
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if self.nodes < 1:
+            yield f"launch.nodes={self.nodes}: at least 1 is wanted."
+        else:
+            yield from config.share_problems(self.nodes * config.hardware.processes)
 
     def __call__(self, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
         permission = f" allowed_packages={','.join(allowed)}" if allowed else ""

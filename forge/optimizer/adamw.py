@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import nn
-
 from forge.optimizer import Group
-from forge.optimizer.groups import parameter_groups
-from forge.optimizer.update import GradientUpdate
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from forge.config import Config
+    from forge.optimizer.update import GradientUpdate
     from forge.precision import Precision
     from forge.schedule import Schedule
 
@@ -40,15 +38,22 @@ class AdamW:
     groups: list[Group]
 
     def problems(self, config: Config) -> Iterator[str]:
-        if self.lr <= 0:
+        if not 0 < self.lr < float("inf"):
             yield f"optimizer.lr={self.lr}: more than 0 is wanted."
+        if not self.weight_decay >= 0:
+            yield f"optimizer.weight_decay={self.weight_decay}: 0 or more is wanted."
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 yield f"optimizer.{name}={getattr(self, name)}: at least 0 and less than 1 is wanted."
-        if self.clip is not None and self.clip <= 0:
+        if self.clip is not None and not self.clip > 0:
             yield f"optimizer.clip={self.clip}: more than 0 is wanted, or null for no clipping."
 
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
+        import torch
+
+        from forge.optimizer.groups import parameter_groups
+        from forge.optimizer.update import GradientUpdate
+
         groups = parameter_groups(model, self.groups, self.weight_decay)
         optimizer = torch.optim.AdamW(
             groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps,

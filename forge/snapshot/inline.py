@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from forge.observe import Request
 from forge.snapshot.folder import whole_snapshots
-from forge.snapshot.store import write_snapshot
 
 if TYPE_CHECKING:
     from forge.config import Config
@@ -48,6 +47,8 @@ class InlineSaver:
         return None
 
     def _save(self, number: int) -> None:
+        from forge.snapshot.store import write_snapshot
+
         run = self.run
         self.newest = str(write_snapshot(run.run_dir, run.state, number, run.identity, run.topology))
         if run.topology.is_first:       # only now, with the new one whole on disk

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge.config import Config
     from forge.run import Run
 
 
@@ -16,6 +18,10 @@ class Console:
     """lines_every: seconds between lines where the output is no terminal (a log file)."""
 
     lines_every: float
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if not self.lines_every >= 0:
+            yield f"tracker.console.lines_every={self.lines_every}: 0 or more seconds are wanted."
 
     def build(self, run: Run) -> Bar | Lines:
         return Bar(run) if sys.stderr.isatty() else Lines(run, self.lines_every)
