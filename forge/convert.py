@@ -88,21 +88,22 @@ def from_huggingface(folder: Path, run_dir: Path, overrides: list[str], allowed:
 
     decoder = decoder_of(read_config(folder), f"{folder}/config.json")
     files = companions(folder)
-    settings = _settings(decoder, run_dir, "tokenizer.json" in files, overrides)
+    settings = _settings(replace(decoder, weights=str(folder.absolute())), run_dir, files, overrides)
     config = realise(settings, allowed)
     check(config)
-    parts = Parts(config.attention, config.operators, config.moe_router, config.loss)
-    model = replace(decoder, weights=str(folder)).build(parts)
+    model = config.model.build(Parts(config.attention, config.operators, config.moe_router, config.loss))
     alone = Topology(torch.device("cpu"), rank=0, local_rank=0, world_size=1, mesh=None)
 
     (run_dir / CARRIED).mkdir(parents=True)
     for name, file in files.items():
         shutil.copyfile(file, run_dir / CARRIED / name)
+    if "tokenizer.json" in files:       # what was checked is the folder's own; the run keeps its copy
+        settings.data.tokenizer = str((run_dir / CARRIED / "tokenizer.json").absolute())
     write_snapshot(run_dir, RunState({"model": model, "progress": Progress()}, {}), 0, {}, alone)
     freeze(settings, run_dir)
 
 
-def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: list[str]) -> DictConfig:
+def _settings(decoder: Decoder, run_dir: Path, files: dict[str, Path], overrides: list[str]) -> DictConfig:
     """The defaults of forge.train, with this decoder and its tokenizer."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -125,8 +126,8 @@ def _settings(decoder: Decoder, run_dir: Path, has_tokenizer: bool, overrides: l
         composed.model = {"_target_": composed.model._target_, **asdict(decoder)}
         if decoder.rotary is None:
             composed.sequence_length = min(composed.sequence_length, decoder.max_length)
-        if has_tokenizer:
-            composed.data.tokenizer = str((run_dir / CARRIED / "tokenizer.json").absolute())
+        if "tokenizer.json" in files:
+            composed.data.tokenizer = str(files["tokenizer.json"].absolute())
     settings = OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
     assert isinstance(settings, DictConfig)
     return settings

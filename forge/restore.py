@@ -81,6 +81,8 @@ def _set(settings: DictConfig, word: str) -> None:
 def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Iterator[Restored]:
     """The model of a run, or of one of its snapshots, in evaluation mode, on its device. Raises ForgeError."""
     settings = settings_of(place, [*overrides, "hardware.processes=1"])
+    if "weights" in settings.model:
+        settings.model.weights = None                       # the snapshot has its own
     if settings.micro_batch is not None:
         settings.global_batch = settings.micro_batch        # training's may not divide into other micro-batches
     config = realise(settings, allowed)

@@ -57,7 +57,9 @@ def continue_text(model: nn.Module, config: Config, device: torch.device, prompt
     tokenizer = open_tokenizer(config.data.tokenizer)
     tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.end]
     draws = torch.Generator().manual_seed(seed)
-    with as_in_evaluation(model), config.precision.autocast(device):
+    # Every length would be compiled anew, for one pass each.
+    uncompiled = torch.compiler.set_stance("force_eager")
+    with uncompiled, as_in_evaluation(model), config.precision.autocast(device):
         for _ in range(length):
             seen = torch.tensor([tokens[-config.sequence_length:]], device=device)
             logits = model.logits(Batch({"tokens": seen}, 0, seed))[0, -1].float().cpu()     # type: ignore[operator]

@@ -173,7 +173,7 @@ def test_there_and_back_evaluates_to_the_same_loss(run, shards, tmp_path, capsys
     (evaluate, ["split=test"], "split=test: train or heldout is wanted."),
     (evaluate, ["batches=all"], "batches=all: a whole number is wanted."),
     (evaluate, ["micro_bach=2"], "micro_bach is not a setting. Did you mean 'micro_batch'?"),
-    (evaluate, ["attention=flesh"], "'attention/flesh' Available options in 'attention': cudnn eager flash"),
+    (evaluate, ["attention=flesh"], "attention=flesh is not an option. Did you mean 'flash'?"),
     (sample, ["temperature=-1"], "temperature=-1.0: at least 0.0 is wanted."),
     (sample, ["length=0"], "length=0: at least 1 is wanted."),
     (sample, ["lenght=10"], "lenght is not a setting."),

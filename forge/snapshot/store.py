@@ -50,6 +50,9 @@ def read_snapshot(path: Path, state: RunState, identity: dict[str, Any], topolog
     """Bring the run to where the snapshot was taken. Raises ForgeError before anything is changed, where it can."""
     manifest = read_manifest(path)
     verify(path, manifest)
+    if not manifest["identity"]:
+        raise ConfigError(f"resume={path}: this snapshot holds weights alone, as forge.convert writes them, and no run "
+                          f"to go on with. Start one from these weights with from=.")
     for key, value in identity.items():
         saved = manifest["identity"].get(key)
         if saved != value:
