@@ -1,0 +1,80 @@
+"""No inert setting: a run reads every setting of every chosen part, not only to check it.
+
+Reads of the dataclasses' fields are recorded while the worker builds and trains: three updates, with evaluation and
+snapshots. That a value is read does not yet mean that it matters; that it is not read means that it cannot.
+"""
+
+import dataclasses
+import sys
+
+import pytest
+from conftest import TINY, composed, train_here
+
+import forge.worker
+from forge.config import realise
+
+# What has no occasion to be read in one process on a CPU. Everything else is a setting that does nothing.
+ELSEWHERE = {
+    "run_dir": "the worker's command line",
+    "launch": "the parent's: it starts the worker",
+    "hardware.processes": "the parent's: how many workers it starts",
+    "hardware.threads": "read before the worker imports torch",
+    "hardware.timeout_seconds": "between ranks only",
+    "comm.bucket_cap_mb": "between ranks only",
+    "comm.gradient_as_bucket_view": "between ranks only",
+    "comm.static_graph": "between ranks only",
+    "precision.reduce": "between ranks only",
+    "model.family": "whose layout weights are read and written in",
+    "model.max_length": "rotary positions end nowhere: there it is only written down, as Decoder says",
+}
+LINE = ["steps=3", "evaluation=heldout", "evaluation.every=1", "snapshot=inline", "tracker=[console,tensorboard]",
+        "data.heldout=null"]
+RUNS = {
+    "default": [],
+    "others": ["dataloader=webdataset", "dataloader.workers=null", "overlap=prefetch", "checkpointing=selective",
+               "schedule=wsd", "loss=chunked", "precision=fp16", "attention=flash", "moe_router=loop",
+               "operators=handwritten"],
+    "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
+             "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
+}
+BY_ALL_FIELDS = ("__repr__", "__eq__", "__hash__", "replace", "_replace")       # methods that read whatever there is
+
+
+def settings(value, path=""):
+    """(dotted name, class, field) of every setting below a value."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            name = f"{path}.{field.name}".lstrip(".")
+            yield name, type(value), field.name
+            yield from settings(getattr(value, field.name), name)
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from settings(item, f"{path}.{name}")
+
+
+def noting(cls, reads):
+    """cls.__getattribute__ that adds (cls, field) to reads."""
+    plain, fields = cls.__getattribute__, {field.name for field in dataclasses.fields(cls)}
+
+    def __getattribute__(self, name):
+        if name in fields and sys._getframe(1).f_code.co_name not in BY_ALL_FIELDS:
+            reads.add((cls, name))
+        return plain(self, name)
+
+    return __getattribute__
+
+
+@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+def test_a_run_reads_every_setting(words, shards, tmp_path, monkeypatch):
+    found = list(settings(realise(composed(*TINY, *shards, *LINE, *words, f"run_dir={tmp_path}"))))
+    reads, train = set(), forge.worker._train
+
+    def train_and_note(*arguments):
+        for cls in {cls for _, cls, _ in found}:
+            monkeypatch.setattr(cls, "__getattribute__", noting(cls, reads))
+        return train(*arguments)
+
+    monkeypatch.setattr(forge.worker, "_train", train_and_note)
+    run = train_here(tmp_path / "run", *shards, *LINE, *words)
+    assert run.code == 0, run.err
+    unread = {name for name, cls, field in found if (cls, field) not in reads}
+    assert unread == ELSEWHERE.keys() & {name for name, _, _ in found}
