@@ -108,27 +108,32 @@ def test_other_parts_can_evaluate_the_same_weights(run, capsys):
         assert loss_said(capsys, f"from={run.run_dir}", *words) == pytest.approx(plain, abs=2e-6)
 
 
-def test_evaluation_leaves_weights_and_random_state_untouched(run, capsys):
-    def state():
-        return (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate(),
-                {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")})
-
-    torch.manual_seed(5)
-    before = state()
-    from forge.build import build_feed, staging
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_leaves_weights_mode_and_random_state_as_they_are(training, run):
+    """Even where the way to the model draws from the global generator, as an augmentation by mistake might."""
+    from forge.build import build_feed
     from forge.evaluation.loss import mean_loss
+
+    def state():
+        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
 
     with restored(run.run_dir, ["hardware=cpu"], ()) as found:
         feed = build_feed(found.config, found.topology, "heldout", 4)
-        model = found.model.train()
+        model, drawn = found.model.train(training), []
         weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-        torch.manual_seed(5)
-        losses = [mean_loss(model, found.config.precision, feed, 2, staging(found.config, found.topology),
+        before = state()
+        losses = [mean_loss(model, found.config.precision, feed, 2, lambda batch: drawn.append(torch.rand(1)) or batch,
                             found.topology) for _ in range(2)]
-        assert losses[0] == losses[1] and model.training
+        assert len(drawn) == 4 and losses[0] == losses[1]
+        assert state() == before and model.training is training
         assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
         assert all(parameter.grad is None for parameter in model.parameters())
-    assert state() == before
+
+
+def test_evaluate_writes_nothing_into_the_run(run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")}
+    loss_said(capsys, f"from={run.run_dir}")
+    assert {path: path.stat().st_mtime_ns for path in run.run_dir.rglob("*")} == before
 
 
 def test_evaluation_inside_a_run_changes_no_later_loss(run, shards, tmp_path):
