@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from forge.agreement import Agreement
-from forge.batch import Batch
+from forge.batch import Batch, Cursor
 from forge.comm import Sync
 from forge.config import Config
-from forge.data import Split
 from forge.errors import ConfigError
 from forge.feed import Feed
 from forge.hardware import Topology
@@ -39,15 +38,10 @@ def build_model(config: Config, topology: Topology) -> nn.Module:
     return config.compile(config.checkpointing(bare))
 
 
-def build_feed(config: Config, topology: Topology, split: Split, rows: int) -> Feed:
-    """`rows` rows at a time of a split, over all ranks."""
-    return Feed(config.data.open(split), config.batching, config.seed, rows, config.rows_per_pass(topology.data_size),
-                topology.data_rank, topology.data_size)
-
-
-def staging(config: Config, topology: Topology) -> Callable[[Batch], Batch]:
-    """What happens to a batch between the host and the model."""
-    return lambda batch: config.augment(batch.to(topology.device))
+def build_feed(config: Config, topology: Topology) -> Feed:
+    """What this rank trains on."""
+    return Feed(config.data.open("train"), config.batching, config.seed, config.global_batch,
+                config.rows_per_pass(topology.data_size), topology.data_rank, topology.data_size)
 
 
 @contextmanager
@@ -59,37 +53,40 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     torch.use_deterministic_algorithms(config.reproducible)
     phases, progress = Phases(topology.device), Progress()
 
-    feed = build_feed(config, topology, "train", config.global_batch)
+    def stage(batch: Batch) -> Batch:
+        return config.augment(batch.to(topology.device))
+
+    feed = build_feed(config, topology)
     model = build_model(config, topology)
     sync: Sync = config.comm.build(model, topology, config.precision)
     update = config.optimizer.build(model, config.schedule, config.steps, config.precision)
     passes = config.passes.build(sync, config.precision, topology.device, phases)
+    _prepare(config, sync, feed, stage, topology)
 
-    state = RunState({"model": model, "update": update, "comm": sync, "progress": progress}, {"rng": Rng()})
+    ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases)
+    state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
+                     {"rng": Rng()})
     identity = _identity(config, feed)
     if config.resume:
         read_snapshot(Path(config.resume), state, identity, topology)
         if topology.is_first:
-            drop_after(run_dir / "metrics.jsonl", progress.step)
+            drop_after(ledger.path, progress.step)
 
-    stage = staging(config, topology)
-    ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
-                    progress.step)
-    run = Run(config, run_dir, topology, model, state, progress, phases, ledger, stage,
-              lambda split, rows: build_feed(config, topology, split, rows), identity)
-    reader = config.dataloader.build(feed, topology)
-    reader.seek(progress.cursor)
-    works = config.overlap(reader, stage, phases)
-    run.observers.extend([ledger, config.evaluation.build(run), config.snapshot.build(run)])
-    if topology.is_first:
-        ledger.sinks.extend(tracker.build(run) for tracker in config.tracker.options.values())
-    try:
+    run = Run(config, run_dir, topology, model, state, progress, phases, ledger, identity)
+    with ExitStack() as opened:
+        reader = config.dataloader.build(feed, topology)
+        opened.callback(reader.close)
+        reader.seek(progress.cursor)
+        works = config.overlap(reader, stage, phases)
+        run.observers.extend([ledger, config.evaluation.build(run), config.snapshot.build(run)])
+        for tracker in config.tracker.options.values() if topology.is_first else ():
+            sink = tracker.build(run)
+            opened.callback(sink.close)
+            ledger.sinks.append(sink)
         yield Trainer(works, passes, sync, update, progress, Agreement(topology), phases, topology.data_size), run
-    finally:
-        reader.close()
 
 
 def _identity(config: Config, feed: Feed) -> dict[str, Any]:
     """What a position in the data means: with any of these changed, the same cursor points elsewhere."""
-    return {"data": feed.source.fingerprint, "batching": repr(config.batching), "global_batch": config.global_batch,
-            "sequence_length": config.sequence_length, "seed": config.seed}
+    return {"data": feed.source.fingerprint, "batching": dict(vars(config.batching)), "seed": config.seed,
+            "global_batch": config.global_batch, "sequence_length": config.sequence_length}

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from forge.config import conf_dir, read_yaml
+from forge.config import conf_dir, groups, read_yaml
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.schema import did_you_mean
-from forge.snapshot.folder import whole_snapshots
+from forge.snapshot.folder import run_of, whole_snapshots
 from forge.words import packages, split
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ class CommandLine:
     """A parsed command line.
 
     base: the run directory whose configuration is the starting point, or None: conf/train.yaml is.
-    resume: whether to go on from its newest snapshot.
+    snapshot: what the run goes on from, or None: a fresh start.
     allowed: packages beside forge whose classes options may name.
     overrides: the settings and options that were typed. arguments: what Hydra gets: its flags, which it wants first,
         the choices of `base`, and the overrides.
     """
 
     base: Path | None
-    resume: bool
+    snapshot: Path | None
     allowed: tuple[str, ...]
     overrides: list[str]
     arguments: list[str]
@@ -53,15 +54,19 @@ class CommandLine:
         named = own.get("resume", own.get("from"))
         if named == "":
             raise ConfigError("from= and resume= want a run directory, and nothing is named.")
-        base = Path(named) if named else None
+        place = Path(named) if named else None
+        base = run_of(place) if place else None
         allowed = packages(own)
-        overrides = [word for word in rest if word[0] == "~" or ("=" in word and word[0] != "-")]
+        overrides = [word for word in rest if word.startswith("~") or ("=" in word and not word.startswith("-"))]
         if base and any(word.startswith(("experiment=", "+experiment=")) for word in overrides):
             raise ConfigError("from= and resume= start from a run's own settings, and experiment= from others: give "
                               "one of them.")
         flags = [word for word in rest if word not in overrides]
+        if "resume" in own and {"-m", "--multirun"} & set(flags):
+            raise ConfigError("resume= goes on with one run, and -m makes several: sweep with from= instead.")
+        snapshot = _snapshot_of(place, overrides) if place and "resume" in own else None
         choices = choices_of(base, overrides) if base else []
-        return cls(base, bool(own.get("resume")), allowed, overrides, flags + choices + overrides)
+        return cls(base, snapshot, allowed, overrides, flags + choices + overrides)
 
     def compose(self, job: Callable[[], Any]) -> None:
         """Let Hydra compose and call the job. What Hydra refuses becomes a ConfigError in one sentence."""
@@ -89,20 +94,19 @@ class CommandLine:
         if self.base:
             mine = {_key(word) for word in self.overrides}
             settings = onto(self.base, settings, [word for word in typed if _key(word) in mine])
-        settings.resume = None
-        if self.base and self.resume:
-            settings.resume = str(_newest_snapshot(self.base))
-            if not any(word.startswith("run_dir=") for word in typed):
-                run_dir = self.base
+        settings.resume = str(self.snapshot) if self.snapshot else None
+        if self.base and self.snapshot and not any(word.startswith("run_dir=") for word in typed):
+            run_dir = self.base
         settings.run_dir = str(run_dir.absolute())
         return settings, run_dir.absolute()
 
     def note_unused(self, config: Config) -> None:
-        """Say which options were asked for and cannot matter to this model."""
-        routed = getattr(config.model, "routing", None)
-        if routed is None and any(word.startswith("moe_router") for word in self.overrides):
-            print(f"forge: model={config.choices['model']} has no experts, so moe_router="
-                  f"{config.choices['moe_router']} is not used.", file=sys.stderr)
+        """Say which options were asked for that the model has no use for."""
+        asked = {_key(word).partition(".")[0] for word in self.overrides}
+        for group, reason in config.model.unused().items():
+            if group in asked:
+                print(f"forge: {group}={config.choices.get(group)} is not used: model={config.choices.get('model')} "
+                      f"{reason}.", file=sys.stderr)
 
 
 def choices_in(made: Any, settings: DictConfig) -> dict[str, Any]:
@@ -150,10 +154,11 @@ def _named_folder(composed: DictConfig) -> Path:
 def choices_of(base: Path, overrides: list[str]) -> list[str]:
     """The options that `base` chose, as overrides, so that its settings exist while this line is composed."""
     typed = {_key(word) for word in overrides}
-    chosen = OmegaConf.to_container(read_yaml(base / "config.yaml").get("choices", OmegaConf.create({})))
-    assert isinstance(chosen, dict)
-    return [f"{group!s}={_written(option)}" for group, option in chosen.items()
-            if group not in typed and group != "experiment"]
+    chosen = OmegaConf.to_container(read_yaml(base / "config.yaml"), resolve=False).get("choices")  # type: ignore
+    found = {group: _written(option) for group, option in (chosen if isinstance(chosen, dict) else {}).items()}
+    # A file may only choose options: what else it might hold would reach Hydra's own settings, which can run code.
+    return [f"{group}={option}" for group, option in found.items()
+            if group in groups() and group not in typed and re.fullmatch(r"[\w/-]+|\[[\w/,-]*\]", option)]
 
 
 def _key(override: str) -> str:
@@ -167,21 +172,31 @@ def _written(option: Any) -> str:
 def onto(base: Path, composed: DictConfig, overrides: list[str]) -> DictConfig:
     """The frozen settings of `base`, with what this line overrides taken from the fresh composition."""
     settings = read_yaml(base / "config.yaml")
+    literal = OmegaConf.to_container(composed, resolve=False)
     with open_dict(settings):
         for word in overrides:
             key = _key(word)
-            OmegaConf.update(settings, key, OmegaConf.select(composed, key), merge=False, force_add=True)
+            value = reduce(lambda node, name: node[name] if isinstance(node, dict) else None, key.split("."), literal)
+            OmegaConf.update(settings, key, value, merge=False, force_add=True)
             if key in composed.choices:
                 settings.choices[key] = composed.choices[key]
     return settings
 
 
-def _newest_snapshot(base: Path) -> Path:
-    found = whole_snapshots(base)
-    if not found:
-        raise ConfigError(f"resume={base}: this run has no whole snapshot to go on from. "
-                          f"Start it again with from={base}")
-    return found[-1]
+def _snapshot_of(place: Path, overrides: list[str]) -> Path:
+    """The snapshot that resume= means: the one it names, or a run's newest. Raises ConfigError."""
+    run = run_of(place)
+    found = whole_snapshots(run)
+    if place.resolve() == run.resolve():
+        if not found:
+            raise ConfigError(f"resume={place}: this run has no whole snapshot to go on from. "
+                              f"Start it again with from={place}")
+        return found[-1].absolute()
+    newer = [other.name for other in found if other.name > place.name]
+    if newer and not any(word.startswith("run_dir=") for word in overrides):
+        raise ConfigError(f"resume={place}: this run has a newer snapshot, {newer[-1]}, which would no longer be its "
+                          f"future. Name a new run directory as well: run_dir=")
+    return place.absolute()
 
 
 def _known_keys() -> list[str]:

@@ -107,7 +107,7 @@ class Config:
                    f"nodes): make it a multiple of {together}.")
 
     def problems(self, config: Config) -> Iterator[str]:
-        for name in ("steps", "global_batch", "micro_batch", "sequence_length"):
+        for name in ("steps", "stop_at", "global_batch", "micro_batch", "sequence_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f"{name}={value}: at least 1 is wanted."
@@ -116,6 +116,12 @@ class Config:
         yield from self.share_problems(self.hardware.processes)
         if self.stop_at is not None and self.stop_at > self.steps:
             yield f"stop_at={self.stop_at} lies behind steps={self.steps}, the end of the schedule: raise steps."
+
+
+def groups() -> list[str]:
+    """The names of the config groups."""
+    return [name for name, hint in get_type_hints(Config).items()
+            if getattr(hint, "_is_protocol", False) or hint is Trackers]
 
 
 def conf_dir() -> str:
@@ -205,7 +211,7 @@ def _schema(path: str, group: str, target: Any, allowed: tuple[str, ...]) -> typ
     """The dataclass a class path names. Only modules of forge/<group> and of allowed packages are ever imported."""
     module, _, name = str(target).rpartition(".")
     package = module.partition(".")[0]
-    if package not in allowed and not module.startswith(f"forge.{group}."):
+    if not module.startswith(f"forge.{group}.") and not any(f"{module}.".startswith(f"{name}.") for name in allowed):
         where = f"forge.{group}" if package == "forge" else f"forge and allowed_packages=[{', '.join(allowed)}]"
         raise ConfigError(f"{path}._target_={target} lies outside {where}. If you trust that code, allow it on the "
                           f"command line: allowed_packages={package or 'PACKAGE'}")
@@ -217,6 +223,6 @@ def _schema(path: str, group: str, target: Any, allowed: tuple[str, ...]) -> typ
         raise ConfigError(f"{path}._target_={target}: {module} has no {name}.") from None
     if not (isinstance(schema, type) and dataclasses.is_dataclass(schema)):
         raise ConfigError(f"{path}._target_={target} is not a dataclass, and an option is one.")
-    if schema.__module__.partition(".")[0] not in ("forge", *allowed):
+    if not any(f"{schema.__module__}.".startswith(f"{name}.") for name in ("forge", *allowed)):
         raise ConfigError(f"{path}._target_={target} is defined in {schema.__module__}, which is not allowed.")
     return schema

@@ -59,8 +59,7 @@ def to_huggingface(place: Path, folder: Path, allowed: tuple[str, ...]) -> None:
     from forge.config import load
     from forge.model.decoder import Decoder
     from forge.model.weights import save_weights
-    from forge.restore import run_of
-    from forge.snapshot.folder import find_snapshot, read_manifest
+    from forge.snapshot.folder import find_snapshot, read_manifest, run_of
     from forge.snapshot.store import read_part, verify
 
     run_dir = run_of(place)

@@ -29,17 +29,15 @@ def evaluate(arguments: list[str]) -> Exit:
     asked, overrides = take(SETTINGS, rest)
     if asked["split"] not in ("train", "heldout"):
         raise ConfigError(f"split={asked['split']}: train or heldout is wanted.")
-    from forge.build import build_feed, staging
-    from forge.evaluation.loss import mean_loss
+    if asked["batches"] < 0:
+        raise ConfigError(f"batches={asked['batches']}: 0, for the whole split, or more is wanted.")
+    from forge.observe.evaluate import Judge
     from forge.restore import restored
 
     with restored(Path(own["from"]), overrides, packages(own)) as run:
-        config = run.config
-        feed = build_feed(config, run.topology, asked["split"], config.rows_per_pass(1))
-        count = min(asked["batches"] or len(feed.plan(0)), len(feed.plan(0)))
-        loss, targets = mean_loss(run.model, config.precision, feed, count, staging(config, run.topology),
-                                  run.topology, progress=True)
-        unit = "byte" if config.data.tokenizer == "bytes" else "token"
+        judge = Judge.of(run.config, run.topology, asked["split"])
+        loss, targets = judge.mean_loss(run.model, asked["batches"] or None, progress=True)
+        unit = "byte" if run.config.data.tokenizer == "bytes" else "token"
         print(f"{asked['split']} loss {loss:.6f} nats a {unit} over {targets:,} {unit}s, of {run.snapshot}")
     return Exit.ANSWERED
 

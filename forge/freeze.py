@@ -17,11 +17,12 @@ def freeze(settings: DictConfig, run_dir: Path) -> None:
     directory holds another run, UnusableEnvironment where it cannot be written.
     """
     frozen = run_dir / "config.yaml"
-    if frozen.exists():
-        if settings.resume is None:
-            raise ConfigError(f"run_dir={run_dir} already holds a run: name another, or go on with resume={run_dir}")
-        _replace(run_dir / f"config.before_{Path(settings.resume).name}.yaml", frozen.read_text())
+    goes_on = settings.resume is not None and Path(settings.resume).resolve().is_relative_to(run_dir.resolve())
+    if frozen.exists() and not goes_on:
+        raise ConfigError(f"run_dir={run_dir} already holds a run: name another, or go on with resume={run_dir}")
     try:
+        if frozen.exists():
+            _replace(run_dir / f"config.before_{Path(settings.resume).name}.yaml", frozen.read_text())
         run_dir.mkdir(parents=True, exist_ok=True)
         _replace(frozen, OmegaConf.to_yaml(settings, resolve=False))
     except OSError as error:

@@ -19,7 +19,7 @@ from forge.config import Config, check, conf_dir, read_yaml, realise
 from forge.errors import ConfigError
 from forge.hardware import Topology
 from forge.schema import did_you_mean
-from forge.snapshot.folder import find_snapshot, read_manifest
+from forge.snapshot.folder import find_snapshot, read_manifest, run_of
 from forge.snapshot.store import load_part, verify
 
 
@@ -31,14 +31,6 @@ class Restored:
     topology: Topology
     model: nn.Module
     snapshot: Path
-
-
-def run_of(place: Path) -> Path:
-    """The run directory of a path that is one, or one of its snapshots. Raises ConfigError."""
-    for folder in (place, place.parent.parent):
-        if (folder / "config.yaml").exists():
-            return folder
-    raise ConfigError(f"from={place} is neither a run directory (it has no config.yaml) nor a snapshot of one.")
 
 
 def settings_of(place: Path, overrides: list[str]) -> DictConfig:
@@ -80,11 +72,12 @@ def _set(settings: DictConfig, word: str) -> None:
 @contextmanager
 def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Iterator[Restored]:
     """The model of a run, or of one of its snapshots, in evaluation mode, on its device. Raises ForgeError."""
-    settings = settings_of(place, [*overrides, "hardware.processes=1"])
+    settings = settings_of(place, overrides)
     if "weights" in settings.model:
         settings.model.weights = None                       # the snapshot has its own
-    if settings.micro_batch is not None:
-        settings.global_batch = settings.micro_batch        # training's may not divide into other micro-batches
+    rows = settings.micro_batch or settings.global_batch // settings.hardware.processes
+    settings.micro_batch = settings.global_batch = rows     # as many at a time as a rank of the run had
+    settings.hardware.processes = 1
     config = realise(settings, allowed)
     check(config)
     snapshot = find_snapshot(place)

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.errors import ConfigError, Exit
+from forge.observe.sampling import SAMPLING, continue_text
 from forge.words import packages, reporting, split, take
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from forge.config import Config
-
-SETTINGS: dict[str, Any] = {"prompt": "def ", "length": 200, "temperature": 0.8, "top_k": 40, "seed": 0}
+SETTINGS: dict[str, Any] = {"prompt": "def ", "length": 200, **SAMPLING, "seed": 0}
 
 
 def main() -> None:
@@ -40,43 +35,6 @@ def sample(arguments: list[str]) -> Exit:
     with restored(Path(own["from"]), overrides, packages(own)) as run:
         print(continue_text(run.model, run.config, run.topology.device, **asked))
     return Exit.ANSWERED
-
-
-def continue_text(model: nn.Module, config: Config, device: torch.device, prompt: str, length: int,
-                  temperature: float, top_k: int, seed: int) -> str:
-    """`prompt` and up to `length` tokens after it, drawn from the model; temperature 0 takes the likeliest.
-
-    It stops early where the model ends the document. The global random state is left as it is.
-    """
-    import torch
-
-    from forge.batch import Batch
-    from forge.data.tokenizer import open_tokenizer
-    from forge.evaluation.loss import as_in_evaluation
-
-    tokenizer = open_tokenizer(config.data.tokenizer)
-    tokens = [int(token) for token in tokenizer.encode(prompt)] or [tokenizer.end]
-    draws = torch.Generator().manual_seed(seed)
-    # Every length would be compiled anew, for one pass each.
-    uncompiled = torch.compiler.set_stance("force_eager")
-    with uncompiled, as_in_evaluation(model), config.precision.autocast(device):
-        for _ in range(length):
-            seen = torch.tensor([tokens[-config.sequence_length:]], device=device)
-            logits = model.logits(Batch({"tokens": seen}, 0, seed))[0, -1].float().cpu()     # type: ignore[operator]
-            token = _draw(logits[:tokenizer.vocab_size], temperature, top_k, draws)
-            if token == tokenizer.end:
-                break
-            tokens.append(token)
-    return tokenizer.decode(tokens)
-
-
-def _draw(logits: torch.Tensor, temperature: float, top_k: int, draws: torch.Generator) -> int:
-    import torch
-
-    if temperature == 0:
-        return int(logits.argmax())
-    best, ids = logits.topk(min(top_k, len(logits)))
-    return int(ids[torch.multinomial((best / temperature).softmax(0), 1, generator=draws)])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from forge.config import Config, check, load
-from forge.errors import ConfigError, Exit
-from forge.failure import record_failure
-from forge.process import die_with_parent, log_to, rank
+from forge.errors import Exit
+from forge.failure import ENDED_WELL, FirstFailure
+from forge.process import die_with_parent, leave, log_threads, log_to, outlive_terminal, rank
 from forge.stopping import Stopping
 from forge.words import packages, split
 
@@ -25,31 +25,35 @@ def main() -> None:
     run_dir = Path(rest[0])
     stopping = Stopping.listening()     # before anything slow: a signal that comes during the imports must not be lost
     die_with_parent()
-    sys.exit(work(run_dir, packages(own), stopping))
+    outlive_terminal()
+    log_threads()
+    code = work(run_dir, packages(own), stopping)
+    if code not in ENDED_WELL:
+        leave(code)
+    sys.exit(code)
 
 
 def work(run_dir: Path, allowed: tuple[str, ...], stopping: Stopping) -> Exit:
     """Train the run of this directory to its end, or to where it is stopped; an error is recorded, not raised."""
+    failure = FirstFailure(run_dir, rank())
     try:
-        config = load(run_dir, allowed)
-        check(config)
-        log_to(run_dir)
-        os.environ.update(config.hardware.environment())        # read when torch is imported, below
-        if config.reproducible:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
-        return _train(config, run_dir, stopping)
-    except Exception as error:
-        code = record_failure(run_dir, rank(), error) if run_dir.is_dir() else ConfigError.exit_code
-        if "FORGE_PARENT" not in os.environ:                    # nobody else will tell the user
-            print(f"forge: worker {rank()}: {error}", file=sys.stderr)
-        return code
+        with failure.recorded():
+            config = load(run_dir, allowed)
+            check(config)
+            log_to(run_dir)
+            os.environ.update(config.hardware.environment())        # read when torch is imported, below
+            if config.reproducible:
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
+            return _train(config, run_dir, stopping, failure)
+    except Exception:
+        return failure.exit_code or Exit.CRASHED
 
 
-def _train(config: Config, run_dir: Path, stopping: Stopping) -> Exit:
+def _train(config: Config, run_dir: Path, stopping: Stopping, failure: FirstFailure) -> Exit:
     from forge.build import build
     from forge.observe.result import conclude
 
-    with config.hardware.claim() as topology, build(config, topology, run_dir) as (trainer, run):
+    with config.hardware.claim() as topology, build(config, topology, run_dir) as (trainer, run), failure.recorded():
         observers = [stopping, *run.observers]
         for step in trainer.steps(config.last_step):
             for observe in observers:

@@ -58,7 +58,8 @@ def compare(config: Config, folder: Path, blocks: int, steps: int) -> dict:
                 times[name].append(turn(sides[name], steps, wait))
         device = torch.cuda.get_device_name() if topology.device.type == "cuda" else "cpu"
     ratios = sorted(ours / theirs for ours, theirs in zip(times["forge"], times["bare"], strict=True))
-    return {"device": device, "torch": torch.__version__, "ms": {name: median(values) for name, values in times.items()},
+    return {"device": device, "torch": torch.__version__,
+            "ms": {name: median(values) for name, values in times.items()},
             "ratio": {"median": median(ratios), "low": ratios[0], "high": ratios[-1]}, "turns": times}
 
 
@@ -71,7 +72,7 @@ def bare(config: Config, device) -> Iterator[None]:
     from forge.hardware import Topology
 
     topology = Topology(device, 0, 0, 1)
-    feed = build_feed(config, topology, "train", config.global_batch)
+    feed = build_feed(config, topology)
     model = build_model(config, topology)
     decay = [weight for weight in model.parameters() if weight.dim() >= 2]
     rest = [weight for weight in model.parameters() if weight.dim() < 2]

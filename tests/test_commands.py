@@ -110,20 +110,19 @@ def test_other_parts_can_evaluate_the_same_weights(run, capsys):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_evaluation_leaves_weights_mode_and_random_state_as_they_are(training, run):
-    """Even where the way to the model draws from the global generator, as an augmentation by mistake might."""
-    from forge.build import build_feed
-    from forge.evaluation.loss import mean_loss
+    """Even where the model draws from the global generator."""
+    from forge.observe.evaluate import Judge
 
     def state():
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
 
     with restored(run.run_dir, ["hardware=cpu"], ()) as found:
-        feed = build_feed(found.config, found.topology, "heldout", 4)
+        judge = Judge.of(found.config, found.topology, "heldout")
         model, drawn = found.model.train(training), []
         weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        model.register_forward_pre_hook(lambda module, inputs: drawn.append(torch.rand(1)))
         before = state()
-        losses = [mean_loss(model, found.config.precision, feed, 2, lambda batch: drawn.append(torch.rand(1)) or batch,
-                            found.topology) for _ in range(2)]
+        losses = [judge.mean_loss(model, 2) for _ in range(2)]
         assert len(drawn) == 4 and losses[0] == losses[1]
         assert state() == before and model.training is training
         assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -16,6 +17,10 @@ class Sync(Protocol):
     """The model as the passes call it, and the moments at which gradients meet."""
 
     model: nn.Module
+
+    def prepare(self, rehearse: Callable[[], None]) -> None:
+        """Before training and before a snapshot is read. rehearse: runs forward and backward once, for nothing."""
+        ...
 
     def micro(self, last: bool) -> AbstractContextManager[None]:
         """Entered around forward and backward of each micro-batch; gradients meet only in the last."""

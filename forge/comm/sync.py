@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ class Alone:
 
     model: nn.Module
 
+    def prepare(self, rehearse: Callable[[], None]) -> None:
+        """Nothing depends on what came before."""
+
     def micro(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -39,6 +43,12 @@ class Bucketed(Alone):
     """Gradients are averaged in the last micro-batch of an update, while its backward still runs."""
 
     model: DistributedDataParallel
+
+    def prepare(self, rehearse: Callable[[], None]) -> None:
+        """DDP lays its buckets out anew after its first backward, in the order in which gradients came. A resumed run
+        would sum its first update in the other layout, which on three and more ranks are other bits."""
+        if dist.get_world_size() > 2:
+            rehearse()
 
     def micro(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self.model.no_sync()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.observe import Request
+from forge.observe.sampling import SAMPLING, continue_text
 
 if TYPE_CHECKING:
     from forge.config import Config
@@ -29,6 +30,9 @@ class Heldout:
     def problems(self, config: Config) -> Iterator[str]:
         if self.batches < 1:
             yield f"evaluation.batches={self.batches}: at least 1 is wanted, or evaluation=none."
+        for name in ("every", "sample"):
+            if getattr(self, name) < 0:
+                yield f"evaluation.{name}={getattr(self, name)}: 0 or more is wanted."
 
     def build(self, run: Run) -> HeldoutObserver:
         return HeldoutObserver(self, run)
@@ -36,8 +40,10 @@ class Heldout:
 
 class HeldoutObserver:
     def __init__(self, settings: Heldout, run: Run) -> None:
+        from forge.observe.evaluate import Judge
+
         self.settings, self.run = settings, run
-        self.feed = run.open_feed("heldout", run.config.rows_per_pass(run.topology.data_size) * run.topology.data_size)
+        self.judge = Judge.of(run.config, run.topology, "heldout")
         self.facts: dict[str, Any] = {"loss_heldout": None}
 
     def __call__(self, step: Step) -> Request | None:
@@ -45,18 +51,11 @@ class HeldoutObserver:
         due = self.settings.every > 0 and step.number % self.settings.every == 0
         if finished or due:
             with self.run.phases.pause():
-                loss = self._loss()
+                loss, _ = self.judge.mean_loss(self.run.model, self.settings.batches)
                 self.run.ledger.note(step.number, loss_heldout=loss)
                 if finished:
                     self.facts = {"loss_heldout": loss} | self._closing()
         return None
-
-    def _loss(self) -> float:
-        from forge.evaluation.loss import mean_loss
-
-        run = self.run
-        loss, _ = mean_loss(run.model, run.config.precision, self.feed, self.settings.batches, run.stage, run.topology)
-        return loss
 
     def _closing(self) -> dict[str, Any]:
         """What is shown once, at the end of the run."""
@@ -67,12 +66,10 @@ class HeldoutObserver:
         if self.settings.baseline and config.data.tokenizer == "bytes":
             from forge.data.trigram import heldout_loss as trigram_loss
 
-            facts["loss_trigram"] = trigram_loss(config.data.open("train"), self.feed.source)
+            facts["loss_trigram"] = trigram_loss(config.data.open("train"), self.judge.source)
         if self.settings.sample:
-            from forge.sample import continue_text
-
             facts["sample"] = continue_text(self.run.model, config, self.run.topology.device, self.settings.prompt,
-                                            self.settings.sample, temperature=0.8, top_k=40, seed=config.seed)
+                                            self.settings.sample, seed=config.seed, **SAMPLING)
         return facts
 
     def result(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Machine:
     """device: auto takes CUDA where there is a GPU. processes: workers on this machine.
 
-    threads: CPU threads that a worker computes with; null: the cores it may use, shared by the workers here.
+    threads: CPU threads that a worker computes with; null: OMP_NUM_THREADS where it is set, or else the cores it may
+        use, shared by the workers here.
     cudnn_benchmark: let cuDNN time its convolution algorithms and keep the fastest (inputs of constant shape).
     timeout_seconds: how long a collective waits for the other ranks before the run ends.
     """
@@ -53,16 +54,16 @@ class Machine:
         import torch
         import torch.distributed as dist
 
+        if self.threads is not None:    # also where an option of the user's has imported torch before its time
+            torch.set_num_threads(self.threads)
         device = self._device()
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1:
             _meet(device, timedelta(seconds=self.timeout_seconds))
-        try:
-            yield Topology(device, int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")), world)
-        finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        yield Topology(device, int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")), world)
+        if dist.is_initialized():       # not after an error: it would wait for collectives that never end
+            dist.destroy_process_group()
 
     def _device(self) -> torch.device:
         import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,16 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from forge.errors import Exit
-from forge.failure import failure_file
+from forge.errors import Exit, UnusableEnvironment
+from forge.failure import ENDED_WELL, Failure, failure_file, tell
+from forge.process import outlive_terminal
+from forge.stopping import SIGNALS, heeded
 
 if TYPE_CHECKING:
     from forge.config import Config
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 GRACE_SECONDS = 5.0         # for the other workers to end by themselves once one has failed
+SHOW_CURSOR = "\x1b[?25h"
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,18 @@ class Local:
     which forwards it. They meet through a file; no port is taken. They die with this process."""
 
     def __call__(self, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
-        with tempfile.TemporaryDirectory(prefix="forge_") as meeting:
-            workers = [_start(rank, config.hardware.processes, run_dir, Path(meeting), allowed)
-                       for rank in range(config.hardware.processes)]
-            with _forwarding(workers) as received:
-                failed = _wait(workers)
+        outlive_terminal()
+        # The workers inherit the block and lift it once they listen: a signal that comes earlier waits for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with tempfile.TemporaryDirectory(prefix="forge_") as meeting:
+                workers = _start_all(run_dir, config, Path(meeting), allowed)
+                with _forwarding(workers) as received:
+                    failed = _wait(workers, run_dir)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if any(worker.returncode < 0 for worker in workers) and sys.stderr.isatty():
+            print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)     # the progress bar's worker could not
         if received.count(signal.SIGINT) > 1:
             return Exit.INTERRUPTED
         if failed:
@@ -44,14 +52,30 @@ class Local:
         return max(Exit(worker.returncode) for worker in workers)
 
 
-def _start(rank: int, processes: int, run_dir: Path, meeting: Path,
-           allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _start_all(run_dir: Path, config: Config, meeting: Path,
+               allowed: tuple[str, ...]) -> list[subprocess.Popen[bytes]]:
+    """Raises UnusableEnvironment, and then leaves none running."""
+    size = str(config.hardware.processes)
+    shared = os.environ | config.hardware.environment() | {
+        "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "FORGE_MEETING": str(meeting / "store"),
+        "FORGE_PARENT": str(os.getpid())}
+    workers: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(config.hardware.processes):
+            workers.append(_start(rank, run_dir, shared, allowed))
+    except OSError as error:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        raise UnusableEnvironment(f"run_dir={run_dir}: no worker can be started on it: {error}.") from None
+    return workers
+
+
+def _start(rank: int, run_dir: Path, shared: dict[str, str], allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "forge.worker", str(run_dir)]
     if allowed:
         command.append(f"allowed_packages={','.join(allowed)}")
-    environment = os.environ | {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-        "FORGE_MEETING": str(meeting / "store"), "FORGE_PARENT": str(os.getpid())}
+    environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     failure_file(run_dir, rank).unlink(missing_ok=True)
     if rank == 0:
         return subprocess.Popen(command, env=environment, start_new_session=True)
@@ -62,7 +86,7 @@ def _start(rank: int, processes: int, run_dir: Path, meeting: Path,
 
 @contextmanager
 def _forwarding(workers: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Pass signals that ask to stop on to the workers; the second Ctrl-C kills them."""
+    """Pass signals that ask to stop on to the workers, those that waited first; the second Ctrl-C kills them."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -72,41 +96,40 @@ def _forwarding(workers: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGKILL if again else number)
         if number == signal.SIGINT and not again:
-            print("\nforge: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr)
+            tell("stopping after this step (Ctrl-C again to stop at once)")
 
-    before = {number: signal.signal(number, forward) for number in STOPS}
+    before = {number: signal.signal(number, forward) for number in heeded()}
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _wait(workers: list[subprocess.Popen[bytes]]) -> list[int]:
+def _wait(workers: list[subprocess.Popen[bytes]], run_dir: Path) -> list[int]:
     """Until all have ended. Returns the ranks that failed by themselves, in order.
 
-    Once one has failed, the others have a moment before they are killed: they may hang in a collective that it will
-    never join.
+    Once one has failed, it has a moment to close what is open, and the others to end, before they are killed: they
+    may hang in a collective that it will never join.
     """
     failed: list[int] = []
     deadline = float("inf")
-    while any(worker.poll() is None for worker in workers) or len(failed) < sum(map(_failed, workers)):
+    while True:
+        running = [worker for worker in workers if worker.poll() is None]
         for rank, worker in enumerate(workers):
-            if _failed(worker) and rank not in failed:
+            if rank not in failed and (worker.returncode not in (None, *ENDED_WELL)
+                                       or failure_file(run_dir, rank).exists()):
                 failed.append(rank)
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if not running:
+            return failed
         if time.monotonic() > deadline:
-            for worker in workers:
-                if worker.poll() is None:
-                    os.killpg(worker.pid, signal.SIGKILL)
-                    worker.wait()
+            for worker in running:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
             return failed
         time.sleep(0.02)
-    return failed
-
-
-def _failed(worker: subprocess.Popen[bytes]) -> bool:
-    return worker.poll() not in (None, Exit.ANSWERED, Exit.STOPPED, Exit.INTERRUPTED)
 
 
 def _report(failed: list[int], workers: list[subprocess.Popen[bytes]], run_dir: Path) -> Exit:
@@ -115,23 +138,18 @@ def _report(failed: list[int], workers: list[subprocess.Popen[bytes]], run_dir: 
     A worker that was killed leaves no words of its own; the others then complain that they lost it, so it counts
     before them whatever the order in which they were seen to end.
     """
-    reports = {rank: _words(run_dir, rank) for rank in failed}
+    reports = {rank: Failure.read(run_dir, rank) for rank in failed}
     silent = [rank for rank, words in reports.items() if words is None]
-    spoken = sorted((words for words in reports.values() if words is not None and not (silent and words["lost_peer"])),
-                    key=lambda words: (words["lost_peer"], words["time"]))
+    spoken = sorted((words for words in reports.values() if words is not None and not (silent and words.lost_peer)),
+                    key=lambda words: (words.lost_peer, words.time))
     if spoken:
-        whose = f"worker {spoken[0]['rank']}: " if len(workers) > 1 else ""
-        print(f"forge: {whose}{spoken[0]['message']}", file=sys.stderr)
-        return Exit(spoken[0]["exit_code"])
+        whose = f"worker {spoken[0].rank}: " if len(workers) > 1 else ""
+        tell(f"{whose}{spoken[0].message}")
+        return Exit(spoken[0].exit_code)
     code = workers[silent[0]].returncode
     end = f"was ended by signal {-code} ({_signal_name(-code)})" if code < 0 else f"ended with exit code {code}"
-    print(f"forge: worker {silent[0]} {end}. Its last words may be in {run_dir / 'log.txt'}", file=sys.stderr)
-    return Exit.CRASHED
-
-
-def _words(run_dir: Path, rank: int) -> dict[str, Any] | None:
-    path = failure_file(run_dir, rank)
-    return json.loads(path.read_text()) if path.exists() else None
+    tell(f"worker {silent[0]} {end}. Its last words may be in {run_dir / 'log.txt'}")
+    return Exit(code) if code in set(Exit) else Exit.CRASHED
 
 
 def _signal_name(number: int) -> str:

@@ -65,6 +65,10 @@ class Trainable(Protocol):
 class Model(Protocol):
     vocab_size: int
 
+    def unused(self) -> dict[str, str]:
+        """The groups whose options cannot matter to this model, each with the reason ("has no experts")."""
+        ...
+
     def build(self, parts: Parts) -> nn.Module:
         """A fresh `Trainable` on the default device, in float32. Raises ConfigError."""
         ...

@@ -94,6 +94,9 @@ class Decoder:
             load_weights(network, self, Path(self.weights))
         return network
 
+    def unused(self) -> dict[str, str]:
+        return {} if self.routing is not None else {"moe_router": "has no experts"}
+
     def problems(self, config: Config) -> Iterator[str]:
         yield from self._sizes()
         if self.routing is not None:
@@ -115,6 +118,8 @@ class Decoder:
             yield f"model.head_width={self.head_width} is odd, and rotary positions turn pairs: make it even."
         if self.window is not None and self.window < 1:
             yield f"model.window={self.window}: at least 1 is wanted, or null for all tokens before."
+        if not self.init_std > 0:
+            yield f"model.init_std={self.init_std}: more than 0 is wanted."
         if not 0 <= self.dropout < 1:
             yield f"model.dropout={self.dropout}: a probability, below 1, is wanted."
 

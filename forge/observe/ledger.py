@@ -9,7 +9,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from forge.agreement import total
 from forge.errors import ForgeError
 from forge.hardware import Topology
 from forge.observe import Request
-from forge.observe.phases import Phases, step_ms
+from forge.observe.phases import Phases
 
 if TYPE_CHECKING:
     from forge.tracker import Sink
@@ -45,19 +45,23 @@ class Ledger:
     than its step, and the device is never waited for before the end.
     """
 
-    def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases,
-                 first_step: int) -> None:
-        self.every, self.max_skipped = every, max_skipped
+    def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases) -> None:
+        self.path, self.every, self.max_skipped = path, every, max_skipped
         self.topology, self.phases = topology, phases
-        self.records: list[Record] = []
         self.sinks: list[Sink] = []
         self.targets: Tensor | float = 0.0                  # trained on since the start of this process
+        self.targets_before = 0.0                           # and before it, in a run that was resumed
+        self.loss_first: float | None = None
+        self.loss_last: float | None = None
         self._pending: deque[Pending] = deque()
-        self._read_steps, self._last_step, self._last_targets = 0, first_step, 0.0
-        self._file = path.open("a") if topology.is_first else None
+        self._read_steps, self._last_targets = 0, 0.0
+        self._last_step: int | None = None
+        self._file: TextIO | None = None
 
     def __call__(self, step: Step) -> Request | None:
         self.targets = self.targets + step.targets.double()
+        if self._last_step is None:
+            self._last_step = step.number - 1
         if step.number == 1 or step.number % self.every == 0 or step.last:
             self._pending.append(self._fetch(step))
         while self._pending and (self._pending[0].arrived is None or self._pending[0].arrived.query()):
@@ -77,11 +81,21 @@ class Ledger:
             self._write(pending)
         if self._file is not None:
             self._file.close()
-        losses = [record["loss"] for record in self.records if "loss" in record]
-        facts = {"loss_first": losses[0] if losses else None, "loss_last": losses[-1] if losses else None}
+        facts: dict[str, Any] = {"tokens": int(self.targets_before + self.targets_here()),
+                                 "loss_first": self.loss_first, "loss_last": self.loss_last}
         for sink in self.sinks:
             facts |= sink.result()
         return facts
+
+    def targets_here(self) -> float:
+        """Targets trained on by this process's run, over all ranks. Waits for the device."""
+        return float(self.targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"targets": self.targets_before + self.targets_here(), "loss_first": self.loss_first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.targets_before, self.loss_first = float(state["targets"]), state["loss_first"]
 
     def _fetch(self, step: Step) -> Pending:
         outcome = step.outcome
@@ -100,6 +114,8 @@ class Ledger:
 
     def _write(self, pending: Pending) -> None:
         record = self._record(pending)
+        self.loss_first = record["loss"] if self.loss_first is None else self.loss_first
+        self.loss_last = record["loss"]
         self._publish(record)
         if record["skipped"] > self.max_skipped:
             raise ForgeError(f"The gradient was not finite in {record['skipped']} updates in a row, up to step "
@@ -107,9 +123,9 @@ class Ledger:
                              f"optimizer.max_skipped={self.max_skipped} is the bound.")
 
     def _publish(self, record: Record) -> None:
-        self.records.append(record)
-        if self._file is not None:
-            self._file.write(json.dumps({name: _finite(value) for name, value in record.items()}) + "\n")
+        if self.topology.is_first:
+            self._file = self._file or self.path.open("a")
+            self._file.write(json.dumps({name: finite(value) for name, value in record.items()}) + "\n")
             self._file.flush()
         for sink in self.sinks:
             sink(record)
@@ -133,11 +149,11 @@ class Ledger:
     def _speed(self, step: int, trained: float) -> Record:
         """Of the steps that ended since the last record; the newest may still be running on the device."""
         fresh = self.phases.read()[self._read_steps:]
-        per_step = (trained - self._last_targets) / (step - self._last_step)
+        per_step = (trained - self._last_targets) / (step - (self._last_step or 0))
         self._read_steps, self._last_step, self._last_targets = self._read_steps + len(fresh), step, trained
         if not fresh:
             return {"tokens_per_second": None, "step_ms": None}
-        mean_ms = sum(map(step_ms, fresh)) / len(fresh)
+        mean_ms = sum(fresh) / len(fresh)
         return {"tokens_per_second": per_step / mean_ms * 1e3, "step_ms": mean_ms}
 
 
@@ -148,7 +164,7 @@ def _imbalance(loads: list[float], shape: tuple[int, ...]) -> float:
     return max(max(row) * experts / max(sum(row), 1.0) for row in rows)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no word for infinity and NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -7,6 +7,7 @@ phases partition the step: each mark ends the phase before it.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch._C._autograd import _profiler_enabled
 
 FIRST = "data_wait"         # the phase a step begins with
 PAUSE = "pause"             # evaluation and snapshots: no part of a step
+WARMUP = 3                  # steps left out of the means: they compile, allocate and fill caches
 RANGES = {"data_wait": "read"}      # the word of the loop, where the phase has another name
 
 
@@ -25,7 +27,9 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = device.type == "cuda"
-        self.steps: list[dict[str, float]] = []             # ms of each phase, of each finished step
+        self.lengths = array("d")                           # ms of each finished step, without its pauses
+        self.totals: dict[str, float] = {}                  # ms of each phase, over the finished steps after WARMUP
+        self.paused_ms = 0.0
         self._marks: deque[tuple[str, Any]] = deque()
         self._range: Any = None
 
@@ -44,8 +48,8 @@ class Phases:
         yield
         self("other")
 
-    def read(self, wait: bool = False) -> list[dict[str, float]]:
-        """All steps whose end the device has passed. wait: for the device to pass all of them."""
+    def read(self, wait: bool = False) -> array[float]:
+        """The lengths of all steps whose end the device has passed, in ms. wait: for it to pass all of them."""
         if wait and self.on_device:
             torch.cuda.synchronize()
         while (end := self._next_start()) is not None and self._passed(self._marks[end][1]):
@@ -53,8 +57,19 @@ class Phases:
             for _ in range(end):
                 phase, begun = self._marks.popleft()
                 spent[phase] = spent.get(phase, 0.0) + self._ms(begun, self._marks[0][1])
-            self.steps.append(spent)
-        return self.steps
+            self._add(spent)
+        return self.lengths
+
+    def means(self) -> dict[str, float]:
+        """ms of each phase in a step, without the first steps."""
+        return {phase: ms / max(1, len(self.lengths) - WARMUP) for phase, ms in self.totals.items()}
+
+    def _add(self, spent: dict[str, float]) -> None:
+        self.paused_ms += spent.pop(PAUSE, 0.0)
+        self.lengths.append(sum(spent.values()))
+        if len(self.lengths) > WARMUP:
+            for phase, ms in spent.items():
+                self.totals[phase] = self.totals.get(phase, 0.0) + ms
 
     def _next_start(self) -> int | None:
         return next((i for i, (phase, _) in enumerate(self._marks) if i and phase == FIRST), None)
@@ -72,7 +87,3 @@ class Phases:
     def _ms(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) if self.on_device else (end - begin) / 1e6
 
-
-def step_ms(spent: dict[str, float]) -> float:
-    """The length of a step: all its phases, without the pauses."""
-    return sum(ms for phase, ms in spent.items() if phase != PAUSE)

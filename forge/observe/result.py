@@ -16,12 +16,12 @@ import torch
 import forge
 from forge.observe import Observer
 from forge.observe.flops import mfu
-from forge.observe.phases import PAUSE, step_ms
+from forge.observe.ledger import finite
+from forge.observe.phases import WARMUP
 from forge.observe.summary import print_summary, write_report
 from forge.run import Run
 
 PHASES = ("data_wait", "copy", "forward", "backward", "exposed_comm", "optimizer", "idle", "other")
-WARMUP = 3          # steps left out of the speed: they compile, allocate and fill caches
 
 
 def conclude(run: Run, observers: list[Observer], status: str) -> None:
@@ -39,21 +39,16 @@ def conclude(run: Run, observers: list[Observer], status: str) -> None:
 
 
 def _speed(run: Run) -> dict[str, Any]:
-    steps = run.phases.read(wait=True)
-    steady = steps[WARMUP:] or steps
-    targets = float(run.ledger.targets)
-    facts: dict[str, Any] = {"tokens": int(targets), "tokens_per_second": None, "step_ms": None,
-                             "phases_ms": dict.fromkeys(PHASES), "mfu": None, "hfu": None,
-                             "pause_seconds": sum(spent.get(PAUSE, 0.0) for spent in steps) / 1e3}
-    if not steady:
+    lengths = np.array(run.phases.read(wait=True))
+    steady = lengths[WARMUP:] if len(lengths) > WARMUP else lengths
+    facts: dict[str, Any] = {"tokens_per_second": None, "step_ms": None, "phases_ms": dict.fromkeys(PHASES),
+                             "mfu": None, "hfu": None, "pause_seconds": run.phases.paused_ms / 1e3}
+    if not len(steady):
         return facts
-    lengths = np.array([step_ms(spent) for spent in steady])
-    rate = targets / len(steps) / lengths.mean() * 1e3
-    phases = {name: float(np.mean([spent.get(name, 0.0) for spent in steady])) if any(name in s for s in steady)
-              else None for name in PHASES}
+    rate = run.ledger.targets_here() / len(lengths) / steady.mean() * 1e3
     cost = run.model.flops_per_token(run.config.sequence_length)            # type: ignore[operator]
-    return facts | {"tokens_per_second": float(rate), "phases_ms": phases,
-                    "step_ms": {"median": float(np.median(lengths)), "p90": float(np.quantile(lengths, 0.9))},
+    return facts | {"tokens_per_second": float(rate), "phases_ms": facts["phases_ms"] | run.phases.means(),
+                    "step_ms": {"median": float(np.median(steady)), "p90": float(np.quantile(steady, 0.9))},
                     "mfu": mfu(cost, rate, run.topology.world_size, run.topology.device)}
 
 
@@ -89,5 +84,5 @@ def _version(package: str) -> str | None:
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.write_text(json.dumps({name: finite(value) for name, value in result.items()}, indent=1) + "\n")
     os.replace(partial, path)

@@ -1,7 +1,14 @@
 """Half a cosine from 1 down to a floor (Loshchilov & Hutter 2017, without restarts)."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge.config import Config
 
 
 @dataclass(frozen=True)
@@ -10,6 +17,12 @@ class Cosine:
 
     warmup: int
     floor: float
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if self.warmup < 0:
+            yield f"schedule.warmup={self.warmup}: 0 or more updates are wanted."
+        if not 0 <= self.floor <= 1:
+            yield f"schedule.floor={self.floor}: a factor between 0 and 1 is wanted."
 
     def __call__(self, step: int, steps: int) -> float:
         if step < self.warmup:

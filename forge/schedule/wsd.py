@@ -1,7 +1,14 @@
 """Warm-up, stable, decay (Hu et al. 2024, MiniCPM; the 1 - sqrt decay of Hägele et al. 2024)."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge.config import Config
 
 
 @dataclass(frozen=True)
@@ -12,6 +19,14 @@ class WarmupStableDecay:
     warmup: int
     decay: float
     floor: float
+
+    def problems(self, config: Config) -> Iterator[str]:
+        if self.warmup < 0:
+            yield f"schedule.warmup={self.warmup}: 0 or more updates are wanted."
+        if not 0 <= self.floor <= 1:
+            yield f"schedule.floor={self.floor}: a factor between 0 and 1 is wanted."
+        if not 0 < self.decay <= 1:
+            yield f"schedule.decay={self.decay}: a share of the run, above 0 and up to 1, is wanted."
 
     def __call__(self, step: int, steps: int) -> float:
         if step < self.warmup:

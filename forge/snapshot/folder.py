@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from forge.errors import UnreadableError
+from forge.errors import ConfigError, UnreadableError
 
 FORMAT, VERSION = "forge snapshot", 1
 MANIFEST = "manifest.json"
@@ -19,6 +19,14 @@ def snapshot_path(run_dir: Path, step: int) -> Path:
 def whole_snapshots(run_dir: Path) -> list[Path]:
     """The snapshots of a run that were written to their end, oldest first."""
     return sorted(path for path in (run_dir / "snapshots").glob("step_*") if _is_whole(path))
+
+
+def run_of(place: Path) -> Path:
+    """The run directory of a path that is one, or one of its snapshots. Raises ConfigError."""
+    for folder in (place, place.absolute().parent.parent):
+        if (folder / "config.yaml").exists():
+            return folder
+    raise ConfigError(f"{place} is neither a run directory (it has no config.yaml) nor a snapshot of one.")
 
 
 def find_snapshot(place: Path) -> Path:
@@ -41,6 +49,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{path / MANIFEST} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UnreadableError(f"{path} was not written by forge: {MANIFEST} does not say format={FORMAT!r}.")
+    if not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("identity"), dict):
+        raise UnreadableError(f"{path / MANIFEST} is incomplete: it lists no files.")
     if manifest.get("version") != VERSION:
         raise UnreadableError(f"{path} has version {manifest.get('version')} of the format, and this forge reads "
                               f"version {VERSION}.")

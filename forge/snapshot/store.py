@@ -33,9 +33,7 @@ def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str
     """
     final = snapshot_path(run_dir, step)
     partial = final.with_name(f".{final.name}.partial")
-    if topology.is_first:
-        shutil.rmtree(partial, ignore_errors=True)
-    trouble = _attempt(lambda: partial.mkdir(parents=True, exist_ok=True), run_dir)
+    trouble = _attempt(lambda: _fresh(partial), run_dir) if topology.is_first else None
     _together(trouble, partial, topology)
     parts = {**(state.shared if topology.is_first else {}),
              **{f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}}
@@ -93,7 +91,14 @@ def verify(path: Path, manifest: dict[str, Any]) -> None:
         file = path / name
         if not file.exists() or file.stat().st_size != entry["bytes"] or _digest(file) != entry["sha256"]:
             raise UnreadableError(f"{file} is damaged: it differs from what {MANIFEST} records. Older snapshots in "
-                                  f"{path.parent} may be whole: name one with resume=")
+                                  f"{path.parent} may be whole: name one with resume=, and a new run_dir=")
+
+
+def _fresh(partial: Path) -> None:
+    """An empty folder to write in. What killed runs left half written goes."""
+    for left in partial.parent.glob(".step_*.partial"):
+        shutil.rmtree(left)
+    partial.mkdir(parents=True)
 
 
 def _write_parts(folder: Path, parts: dict[str, Stateful]) -> None:
@@ -110,6 +115,9 @@ def _write_part(file: Path, values: dict[str, Any]) -> None:
         raise UnusableEnvironment(_full(file, f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"))
     save_file(tensors, file, metadata={"values": json.dumps(plain)})
     _sync(file)
+    with safe_open(file, "pt") as opened:       # a file system that lies about a full disk is found out here
+        if set(opened.keys()) != set(tensors):
+            raise UnusableEnvironment(_full(file, "what was written cannot be read back"))
 
 
 def _publish(partial: Path, final: Path, step: int, identity: dict[str, Any], world_size: int) -> None:

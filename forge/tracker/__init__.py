@@ -15,7 +15,11 @@ class Sink(Protocol):
     def __call__(self, record: dict[str, Any]) -> None: ...
 
     def result(self) -> dict[str, Any]:
-        """After the last record: facts for result.json (such as a path). Closes what is open."""
+        """After the last record: facts for result.json (such as a path). Not called in a run that fails."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing open, neither after result() nor in a run that fails."""
         ...
 
 

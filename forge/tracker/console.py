@@ -43,8 +43,11 @@ class Bar:
             self.progress.update(self.task, completed=record["step"], figures=_figures(record))
 
     def result(self) -> dict[str, Any]:
-        self.progress.stop()
+        self.close()            # before anything else is printed
         return {}
+
+    def close(self) -> None:
+        self.progress.stop()    # shows the cursor again
 
 
 class Lines:
@@ -70,6 +73,9 @@ class Lines:
 
     def result(self) -> dict[str, Any]:
         return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _figures(record: dict[str, Any]) -> str:

@@ -33,5 +33,8 @@ class ScalarWriter:
                                          summary=self.summary(value=values)))
 
     def result(self) -> dict[str, Any]:
-        self.writer.close()
+        self.close()            # a full disk is found here, if not before
         return {"tensorboard": self.folder}
+
+    def close(self) -> None:
+        self.writer.close()     # again: nothing

@@ -1,0 +1,90 @@
+"""How good a model is on a split: what evaluation in a run and forge.evaluate share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from forge.agreement import total
+from forge.batch import IGNORED, Batch
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forge.batching import Plan
+    from forge.config import Config
+    from forge.data import Source, Split
+    from forge.hardware import Topology
+
+@dataclass(frozen=True)
+class Judge:
+    """The mean loss over the rows of a split, all of them or the first, always the same ones.
+
+    Rows are shared by the ranks, `rows` at a time; only the last batch of a rank may be shorter.
+    """
+
+    config: Config
+    topology: Topology
+    source: Source
+    plan: Plan
+    rows: int
+
+    @classmethod
+    def of(cls, config: Config, topology: Topology, split: Split) -> Judge:
+        """Raises ConfigError where the split is shorter than one row."""
+        source = config.data.open(split)
+        try:
+            plan = config.batching.plan(source, config.seed, epoch=0, global_batch=1)
+        except ConfigError:         # it speaks of training
+            raise ConfigError(f"The {split} split has {int(source.lengths.sum()):,} tokens, less than one row: lower "
+                              f"sequence_length={config.sequence_length}, or set evaluation=none.") from None
+        return cls(config, topology, source, plan, config.rows_per_pass(topology.data_size))
+
+    def mean_loss(self, model: nn.Module, batches: int | None, progress: bool = False) -> tuple[float, int]:
+        """(nats per target, targets) over at most so many batches of every rank. All ranks call it."""
+        device = self.topology.device
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        with as_in_evaluation(model):
+            for indices in _shown(self._shares()[:batches], progress):
+                batch = self._batch(indices)
+                with self.config.precision.autocast(device):
+                    _, loss_sum, _ = model(batch.to(device), torch.ones((), device=device))
+                sums[0] += loss_sum
+                sums[1] += batch.num_targets
+        loss, targets = total(sums, self.topology).tolist()
+        return loss / max(targets, 1.0), int(targets)
+
+    def _shares(self) -> list[list[int]]:
+        """The rows of this rank, cut into batches."""
+        mine = range(self.topology.data_rank, len(self.plan), self.topology.data_size)
+        return [list(mine[first:first + self.rows]) for first in range(0, len(mine), self.rows)]
+
+    def _batch(self, indices: list[int]) -> Batch:
+        tensors = self.config.batching.collate([self.plan[index][0] for index in indices], self.source)
+        return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), self.config.seed)
+
+
+def _shown(items: list[list[int]], progress: bool) -> Iterable[list[int]]:
+    if not progress:
+        return items
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, "evaluating", console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def as_in_evaluation(model: nn.Module) -> Iterator[None]:
+    """No gradients, no dropout; random state, and the model's mode, are as before afterwards."""
+    training = model.training
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            yield
+    finally:
+        model.train(training)
