@@ -78,12 +78,22 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         opened.callback(reader.close)
         reader.seek(progress.cursor)
         works = config.overlap(reader, stage, phases)
-        run.observers.extend([ledger, config.evaluation.build(run), config.snapshot.build(run)])
+        run.observers.extend([ledger, config.snapshot.build(run), config.evaluation.build(run)])
         for tracker in config.tracker.options.values() if topology.is_first else ():
             sink = tracker.build(run)
             opened.callback(sink.close)
             ledger.sinks.append(sink)
         yield Trainer(works, passes, sync, update, progress, Agreement(topology), phases, topology.data_size), run
+
+
+def _prepare(config: Config, sync: Sync, feed: Feed, stage: Callable[[Batch], Batch], topology: Topology) -> None:
+    """Let comm see one backward before the first that counts, if it wants to."""
+    def rehearse() -> None:
+        passes = config.passes.build(sync, config.precision, topology.device, lambda phase: None)
+        passes(map(stage, feed[Cursor()].batches), torch.zeros((), device=topology.device))
+        sync.model.zero_grad(set_to_none=True)
+
+    sync.prepare(rehearse)
 
 
 def _identity(config: Config, feed: Feed) -> dict[str, Any]:
