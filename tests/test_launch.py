@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def started(run_dir: Path, *overrides: str) -> subprocess.Popen:
 
 def workers_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def processes_on(run_dir: Path) -> list[int]:
+    """Workers of a run, and the data workers that are forks of them."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(run_dir).encode() in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+    return found
 
 
 def gone(pids: list[int], seconds: float = 10) -> bool:
@@ -58,6 +69,22 @@ def test_a_signal_saves_and_says_so(shards, tmp_path, number, code, processes):
     assert gone(children)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_during_the_start_saves_and_says_so(shards, tmp_path, number, code):
+    """The worker is Python that has only just begun; its first updates are done before it ends."""
+    run = subprocess.Popen([sys.executable, "-m", "forge.train", *TINY, *shards, "steps=100000", "snapshot=inline",
+                            f"run_dir={tmp_path}/run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not workers_of(run.pid):
+        assert run.poll() is None, run.stderr.read()
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == code, err
+    assert "Traceback" not in err + out
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "stopped" and 1 <= result["steps"] <= 3
+    assert (Path(result["snapshot"]) / "manifest.json").exists()
+
+
 def test_workers_die_with_the_launcher(shards, tmp_path):
     run = started(tmp_path / "run", *shards, "hardware.processes=2", "micro_batch=2")
     children = workers_of(run.pid)
@@ -81,17 +108,22 @@ def test_a_failing_worker_ends_the_run_with_its_own_error(shards, tmp_path):
     folder.mkdir(parents=True)
     (folder / "fails.yaml").write_text("_target_: faulty.Faulty\n")
     (tmp_path / "outside" / "faulty.py").write_text(
-        "import os\nfrom dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Faulty:\n"
+        "import atexit, os, pathlib\nfrom dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Faulty:\n"
         "    def __call__(self, batch):\n"
-        "        if os.environ['RANK'] == '1':\n            raise ValueError('the second rank is broken')\n"
+        "        if os.environ['RANK'] == '1':\n"
+        f"            atexit.register(pathlib.Path({str(tmp_path / 'hooks')!r}).touch)\n"
+        "            raise ValueError('the second rank is broken')\n"
         "        return batch\n")
     done = train_apart(tmp_path / "run", *shards, "hardware.processes=2", "micro_batch=2", "augment=fails",
-                       "allowed_packages=faulty", "--config-dir", str(tmp_path / "outside" / "conf"),
+                       "dataloader=webdataset", "dataloader.workers=1", "allowed_packages=faulty",
+                       "--config-dir", str(tmp_path / "outside" / "conf"),
                        env={"PYTHONPATH": str(tmp_path / "outside")})
     assert done.code == 1
     assert "worker 1: ValueError: the second rank is broken" in done.err
     assert "Traceback" not in done.err
     assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()
+    assert not (tmp_path / "hooks").exists(), "exit hooks may wait for collectives that never end"
+    assert gone(processes_on(tmp_path / "run")), "its data workers are left"
 
 
 def test_a_sweep_runs_each_value_in_a_folder_of_its_own(shards, tmp_path):
