@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -98,10 +98,8 @@ def record_failure(run_dir: Path, rank: int, error: Exception) -> Exit:
 
 def tell(sentence: str) -> None:
     """To the terminal, if it is still there."""
-    try:
+    with suppress(OSError, ValueError):     # closed at the other end, or at this one
         print(f"forge: {sentence}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):       # closed at the other end, or at this one
-        pass
 
 
 def _full(error: OSError, run_dir: Path) -> str:

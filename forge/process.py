@@ -83,7 +83,7 @@ class LogFile(logging.FileHandler):
     """log.txt. On a full disk a line is lost, and no traceback about that goes to the terminal: the run's own files
     meet the full disk as well, and say so."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802: logging's name
+    def handleError(self, record: logging.LogRecord) -> None:
         pass
 
 
