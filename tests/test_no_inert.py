@@ -18,7 +18,6 @@ ELSEWHERE = {
     "run_dir": "the worker's command line",
     "launch": "the parent's: it starts the worker",
     "hardware.processes": "the parent's: how many workers it starts",
-    "hardware.threads": "read before the worker imports torch",
     "hardware.timeout_seconds": "between ranks only",
     "comm.bucket_cap_mb": "between ranks only",
     "comm.gradient_as_bucket_view": "between ranks only",
