@@ -22,7 +22,7 @@ from yaml import YAMLError
 from forge.config import conf_dir, groups, read_yaml
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.schema import did_you_mean
-from forge.snapshot.folder import run_of, whole_snapshots
+from forge.snapshot.folder import read_manifest, run_of, whole_snapshots
 from forge.words import packages, split
 
 if TYPE_CHECKING:
@@ -55,9 +55,15 @@ class CommandLine:
         if named == "":
             raise ConfigError("from= and resume= want a run directory, and nothing is named.")
         place = Path(named) if named else None
-        base = run_of(place) if place else None
+        try:
+            base = run_of(place) if place else None
+        except ConfigError as error:
+            raise ConfigError(f"{'resume' if 'resume' in own else 'from'}={error}") from None
         allowed = packages(own)
         overrides = [word for word in rest if word.startswith("~") or ("=" in word and not word.startswith("-"))]
+        for word in overrides:
+            if _key(word) in groups() and _key(word) != "tracker" and word.partition("=")[2].startswith("["):
+                raise ConfigError(f"{word}: a group takes one option; only tracker takes a list.")
         if base and any(word.startswith(("experiment=", "+experiment=")) for word in overrides):
             raise ConfigError("from= and resume= start from a run's own settings, and experiment= from others: give "
                               "one of them.")
@@ -100,6 +106,13 @@ class CommandLine:
         settings.run_dir = str(run_dir.absolute())
         return settings, run_dir.absolute()
 
+    def check_ahead(self, config: Config) -> None:
+        """Raises ConfigError where a resumed run has nothing left to do."""
+        done = read_manifest(self.snapshot)["step"] if self.snapshot else -1
+        if done >= config.last_step:
+            raise ConfigError(f"resume={self.base}: the run is at step {done} already, and steps={config.steps}, "
+                              f"stop_at={config.stop_at} end it there. Raise them to go on.")
+
     def note_unused(self, config: Config) -> None:
         """Say which options were asked for that the model has no use for."""
         asked = {_key(word).partition(".")[0] for word in self.overrides}
@@ -131,6 +144,12 @@ def in_a_sentence(error: Exception) -> str:
     if option is not None:
         group, wrong, available = option.group(1), option.group(2), re.findall(r"\w+", option.group(3))
         return f"{group}={wrong} is not an option.{did_you_mean(wrong, available)} Options: {', '.join(available)}."
+    if key is None and "hydra.cc/docs" in message:      # its grammar's own words mean nothing to a reader
+        said = message.splitlines()[0]
+        word = re.search(r"override '([^'=]*)'", said)
+        if word is not None:
+            return f"{word.group(1)!r}: SETTING=VALUE or GROUP=OPTION is wanted."
+        return f"{said}. Quote a value with spaces, commas or other signs: 'key=\"value\"'."
     if key is None:
         noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
         lines = [line.strip() for line in message.splitlines()]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -113,6 +114,8 @@ class Config:
                 yield f"{name}={value}: at least 1 is wanted."
         if self.tracker.every < 1:
             yield f"tracker.every={self.tracker.every}: at least 1 is wanted."
+        if not 0 <= self.seed < 2**63:
+            yield f"seed={self.seed}: 0 or more, and less than 2^63, is wanted."
         yield from self.share_problems(self.hardware.processes)
         if self.stop_at is not None and self.stop_at > self.steps:
             yield f"stop_at={self.stop_at} lies behind steps={self.steps}, the end of the schedule: raise steps."
@@ -137,10 +140,15 @@ def load(run_dir: Path, allowed: tuple[str, ...] = ()) -> Config:
 
 def read_yaml(path: Path) -> DictConfig:
     """The mapping in a YAML file. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(f"{path.parent} is not a run directory: it has no {path.name}.")
     try:
-        loaded = OmegaConf.load(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path.parent} is not a run directory: it has no {path.name}.") from None
+        text = path.read_text()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise ConfigError(f"{path} holds YAML aliases, which forge does not write, and which can grow without end.")
+        loaded = OmegaConf.create(text)
+    except ConfigError:
+        raise
     except Exception as error:      # yaml's errors share no base class with OmegaConf's
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(loaded, DictConfig):

@@ -31,7 +31,7 @@ _OPTIONS: dict[Family, str] = {"gpt2": "gpt2_124m", "llama": "llama_8b", "mixtra
 
 
 def main() -> None:
-    with reporting():
+    with reporting(__doc__):
         sys.exit(convert(sys.argv[1:]))
 
 

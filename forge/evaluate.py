@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {"split": "heldout", "batches": 0}
 
 
 def main() -> None:
-    with reporting():
+    with reporting(__doc__):
         sys.exit(evaluate(sys.argv[1:]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Ite
     check(config)
     snapshot = find_snapshot(place)
     verify(snapshot, read_manifest(snapshot))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)                          # of a job this command was typed in: it is no part of it
     with config.hardware.claim() as topology:
         model = build_model(config, topology)
         load_part(snapshot, "model", model)

@@ -17,7 +17,7 @@ SETTINGS: dict[str, Any] = {"prompt": "def ", "length": 200, **SAMPLING, "seed":
 
 
 def main() -> None:
-    with reporting():
+    with reporting(__doc__):
         sys.exit(sample(sys.argv[1:]))
 
 
@@ -28,8 +28,10 @@ def sample(arguments: list[str]) -> Exit:
         raise ConfigError(f"from= is missing: name a run directory.\n{__doc__}")
     asked, overrides = take(SETTINGS, rest)
     for name, least in (("length", 1), ("temperature", 0.0), ("top_k", 1)):
-        if asked[name] < least:
+        if not asked[name] >= least:
             raise ConfigError(f"{name}={asked[name]}: at least {least} is wanted.")
+    if not 0 <= asked["seed"] < 2**63:
+        raise ConfigError(f"seed={asked['seed']}: 0 or more, and less than 2^63, is wanted.")
     from forge.restore import restored
 
     with restored(Path(own["from"]), overrides, packages(own)) as run:

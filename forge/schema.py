@@ -7,6 +7,7 @@ stop at the first mistake; here every mistake of a part is found in one pass.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 from difflib import get_close_matches
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -54,15 +55,16 @@ def convert(wanted: Any, value: Any, path: str, mistakes: list[str]) -> Any:
 
 
 def _plain(wanted: type, value: Any, path: str, mistakes: list[str]) -> Any:
-    if type(value) is wanted:
-        return value
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
+    if wanted is not float and type(value) is wanted:
+        return value
     if wanted is int and type(value) is float and value.is_integer():
         return int(value)                                   # 1e6 is how people write a million
     if wanted is str and type(value) in (int, float):
         return str(value)
-    mistakes.append(f"{path}={_shown(value)}: {_PLAIN[wanted]} is wanted.")
+    finite = " that is finite" if type(value) is float else ""
+    mistakes.append(f"{path}={_shown(value)}: {_PLAIN[wanted]}{finite if wanted is float else ''} is wanted.")
     return None
 
 
@@ -92,7 +94,7 @@ def _literal(wanted: Any, value: Any, path: str, mistakes: list[str]) -> Any:
 
 def did_you_mean(word: str, known: list[str]) -> str:
     """' Did you mean 'x'?', or nothing where no known word is close."""
-    close = get_close_matches(word, known, n=1)
+    close = get_close_matches(str(word), known, n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

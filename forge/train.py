@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from forge.command_line import CommandLine
 from forge.config import check, conf_dir, realise
 from forge.errors import ConfigError, Exit
-from forge.freeze import freeze
+from forge.freeze import freeze, owned
 from forge.sweep import Sweep
 from forge.words import reporting
 
@@ -60,9 +60,11 @@ def start(composed: DictConfig, line: CommandLine) -> Exit:
     settings, run_dir = line.settle(composed)
     config = realise(settings, line.allowed)
     check(config)
+    line.check_ahead(config)
     line.note_unused(config)
-    freeze(settings, run_dir)
-    return config.launch(run_dir, config, line.allowed)
+    with owned(run_dir):
+        freeze(settings, run_dir)
+        return config.launch(run_dir, config, line.allowed)
 
 
 if __name__ == "__main__":

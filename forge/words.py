@@ -14,13 +14,21 @@ OWN = ("allowed_packages", "from", "resume")     # consumed before composition; 
 
 
 @contextmanager
-def reporting() -> Iterator[None]:
-    """Print a ForgeError as sentences, without a traceback, and exit with its code."""
+def reporting(usage: str | None = None) -> Iterator[None]:
+    """Print a ForgeError as sentences, without a traceback, and exit with its code. usage: what --help prints."""
+    if usage and {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage)
+        sys.exit(Exit.ANSWERED)
     try:
         yield
     except ForgeError as error:
         print(f"forge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(Exit.CRASHED)
+    except OSError as error:
+        print(f"forge: {error.filename or 'a file'} cannot be used: {error.strerror}.", file=sys.stderr)
+        sys.exit(Exit.ENVIRONMENT)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
 

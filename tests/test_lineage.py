@@ -6,8 +6,9 @@ import pytest
 from conftest import TINY, forge, train_apart, train_here
 
 from forge.command_line import CommandLine, choices_of
-from forge.errors import ConfigError
-from forge.snapshot.folder import whole_snapshots
+from forge.errors import ConfigError, UnreadableError
+from forge.freeze import owned
+from forge.snapshot.folder import read_manifest, whole_snapshots
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,33 @@ def test_no_secret_is_written_by_from(run, tmp_path):
     assert "hunter2" not in written and "${oc.env:FORGE_TEST_SECRET}" in written
 
 
+def test_a_run_that_is_done_is_left_as_it_is(run):
+    before = (run.run_dir / "result.json").read_text()
+    done = forge("train", f"resume={run.run_dir}")
+    assert done.returncode == 2 and "at step 4 already" in done.stderr
+    assert (run.run_dir / "result.json").read_text() == before
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path):
+    with owned(tmp_path / "run"), pytest.raises(ConfigError, match="another process is running here"), \
+            owned(tmp_path / "run"):
+        pass
+    with owned(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize("manifest", ["[]", "{}", '{"format": "forge snapshot", "version": 1, "files": []}',
+                                      '{"format": "forge snapshot", "version": 1, "identity": {}, "files": {"a": 1}}',
+                                      '{"format": "forge snapshot", "version": 2}', "[" * 100000])
+def test_a_manifest_that_says_nothing_is_refused(manifest, tmp_path):
+    (tmp_path / "manifest.json").write_text(manifest)
+    with pytest.raises(UnreadableError):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.dist
 def test_three_ranks_resume_to_the_same_bits(shards, tmp_path):
-    """DDP sums its first update after a start in other buckets than the later ones: losses would hide it, weights not."""
+    """DDP sums its first update in other buckets than the later ones: losses would hide it, weights do not."""
     line = [*shards, "hardware.processes=3", "micro_batch=null", "snapshot=inline", "snapshot.every=3", "steps=6",
             "comm.bucket_cap_mb=1", "model.width=256", "model.hidden=256", "snapshot.keep=9"]
     whole = train_apart(tmp_path / "whole", *line)

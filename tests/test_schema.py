@@ -39,6 +39,8 @@ def test_values_take_the_types_of_their_fields():
 
 @pytest.mark.parametrize(("change", "said"), [
     ({"count": "many"}, "part.count='many': a whole number is wanted."),
+    ({"rate": float("nan")}, "part.rate=nan: a number that is finite is wanted."),
+    ({"rate": float("inf")}, "part.rate=inf: a number that is finite is wanted."),
     ({"count": 1.5}, "part.count=1.5: a whole number is wanted."),
     ({"count": True}, "part.count=true: a whole number is wanted."),
     ({"count": None}, "part.count=null: a whole number is wanted."),

@@ -109,8 +109,8 @@ class Decoder:
 
     def _sizes(self) -> Iterator[str]:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_width", "hidden", "max_length"):
-            if getattr(self, name) < 1:
-                yield f"model.{name}={getattr(self, name)}: at least 1 is wanted."
+            if not 1 <= getattr(self, name) < 2**31:
+                yield f"model.{name}={getattr(self, name)}: at least 1, and less than 2^31, is wanted."
         if self.kv_heads >= 1 and self.heads % self.kv_heads:
             yield (f"model.heads={self.heads} is no multiple of model.kv_heads={self.kv_heads}: each head of keys "
                    f"serves the same number of heads.")
@@ -118,8 +118,10 @@ class Decoder:
             yield f"model.head_width={self.head_width} is odd, and rotary positions turn pairs: make it even."
         if self.window is not None and self.window < 1:
             yield f"model.window={self.window}: at least 1 is wanted, or null for all tokens before."
-        if not self.init_std > 0:
-            yield f"model.init_std={self.init_std}: more than 0 is wanted."
+        for name, value in (("init_std", self.init_std), ("eps", self.eps), ("clip_qkv", self.clip_qkv),
+                            ("rotary.base", self.rotary.base if self.rotary else None)):
+            if value is not None and not value > 0:
+                yield f"model.{name}={value}: more than 0 is wanted."
         if not 0 <= self.dropout < 1:
             yield f"model.dropout={self.dropout}: a probability, below 1, is wanted."
 
@@ -127,6 +129,9 @@ class Decoder:
         if not 1 <= routing.top_k <= routing.num_experts:
             yield (f"model.routing.top_k={routing.top_k} does not fit model.routing.num_experts={routing.num_experts}: "
                    f"a token chooses between 1 and all experts.")
+        for name in ("aux_loss", "z_loss"):
+            if getattr(routing, name) < 0:
+                yield f"model.routing.{name}={getattr(routing, name)}: 0 or more is wanted."
         if self.activation != "swiglu":
             yield (f"model.activation={self.activation}: experts compute swiglu. Set model.activation=swiglu, or "
                    f"model.routing=null for a dense feed-forward.")

@@ -172,7 +172,7 @@ def finite(value: Any) -> Any:
 def drop_after(path: Path, step: int) -> None:
     """Forget what metrics.jsonl records past a snapshot that the run goes on from: it happens again."""
     if path.exists():
-        kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+        kept = [line for line in path.read_text(errors="replace").splitlines() if _step_of(line) <= step]
         partial = path.with_suffix(".partial")
         partial.write_text("".join(f"{line}\n" for line in kept))
         os.replace(partial, path)
@@ -181,5 +181,5 @@ def drop_after(path: Path, step: int) -> None:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):       # a line that a kill cut short
+    except (ValueError, KeyError, TypeError, RecursionError):       # a line that a kill cut short
         return math.inf

@@ -47,4 +47,4 @@ def _draw(logits: torch.Tensor, temperature: float, top_k: int, draws: torch.Gen
     if temperature == 0:
         return int(logits.argmax())
     best, ids = logits.topk(min(top_k, len(logits)))
-    return int(ids[torch.multinomial((best / temperature).softmax(0), 1, generator=draws)])
+    return int(ids[torch.multinomial(((best - best.max()) / temperature).softmax(0), 1, generator=draws)])

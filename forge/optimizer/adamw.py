@@ -42,6 +42,13 @@ class AdamW:
             yield f"optimizer.lr={self.lr}: more than 0 is wanted."
         if not self.weight_decay >= 0:
             yield f"optimizer.weight_decay={self.weight_decay}: 0 or more is wanted."
+        if not self.eps >= 0:
+            yield f"optimizer.eps={self.eps}: 0 or more is wanted."
+        if self.max_skipped < 0:
+            yield f"optimizer.max_skipped={self.max_skipped}: 0 or more is wanted."
+        for index, group in enumerate(self.groups):
+            if not group.lr_scale >= 0:
+                yield f"optimizer.groups[{index}].lr_scale={group.lr_scale}: 0 or more is wanted."
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 yield f"optimizer.{name}={getattr(self, name)}: at least 0 and less than 1 is wanted."

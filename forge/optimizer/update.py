@@ -107,4 +107,7 @@ class GradientUpdate:
 
     def _place(self, key: str, value: Tensor, parameter: Tensor) -> Tensor:
         """Counters live on the host, except in the fused kernel; everything else beside its parameter."""
+        if value.dim() and value.dtype != parameter.dtype:
+            raise ConfigError(f"The snapshot's optimizer state is in {value.dtype}, and this run's parameters are in "
+                              f"{parameter.dtype}: set precision= as it was, or start again with from=.")
         return value.to("cpu" if key == "step" and not self.inside else parameter.device)

@@ -45,12 +45,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text())
     except FileNotFoundError:
         raise UnreadableError(f"{path} is not a snapshot: it has no {MANIFEST}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnreadableError(f"{path / MANIFEST} cannot be read: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UnreadableError(f"{path} was not written by forge: {MANIFEST} does not say format={FORMAT!r}.")
-    if not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("identity"), dict):
-        raise UnreadableError(f"{path / MANIFEST} is incomplete: it lists no files.")
+    files = manifest.get("files")
+    listed = isinstance(files, dict) and all(isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
+                                             for entry in files.values())
+    if not listed or not isinstance(manifest.get("identity"), dict):
+        raise UnreadableError(f"{path / MANIFEST} is incomplete: it does not list the files.")
     if manifest.get("version") != VERSION:
         raise UnreadableError(f"{path} has version {manifest.get('version')} of the format, and this forge reads "
                               f"version {VERSION}.")

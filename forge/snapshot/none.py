@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge.notes import say
+from forge.observe import Request
+
 if TYPE_CHECKING:
-    from forge.observe import Request
     from forge.run import Run
     from forge.trainer import Step
 
@@ -17,6 +19,8 @@ class NoSnapshot:
         return self
 
     def __call__(self, step: Step) -> Request | None:
+        if Request.STOP in step.agreed:
+            say("snapshot=none: the run stops, and nothing of it is saved.")
         return None
 
     def result(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def read_snapshot(path: Path, state: RunState, identity: dict[str, Any], topolog
         load_part(path, name, part)
     for name, part in state.own.items():
         mine = f"{name}_{topology.rank:05d}"
-        if f"{mine}.safetensors" in manifest["files"]:      # a new rank, in a larger world, starts with its own
+        if topology.rank < manifest.get("world_size", 0):   # a new rank, in a larger world, starts with its own
             load_part(path, mine, part)
 
 
@@ -71,7 +71,7 @@ def load_part(path: Path, name: str, part: Any) -> None:
         part.load_state_dict(values)
     except ForgeError:
         raise
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is the snapshot of another {name}: {_first_difference(str(error))}") from None
 
 
@@ -79,7 +79,9 @@ def read_part(file: Path) -> dict[str, Any]:
     """The tensors and values of one file, on the CPU. Raises UnreadableError."""
     try:
         with safe_open(file, "pt") as opened:
-            values: dict[str, Any] = json.loads((opened.metadata() or {}).get("values", "{}"))
+            values = json.loads((opened.metadata() or {}).get("values", "{}"))
+            if not isinstance(values, dict):
+                raise ValueError("its values are no mapping")
             return values | {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise UnreadableError(f"{file} is not a whole safetensors file: {error}") from None
