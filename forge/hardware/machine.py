@@ -45,9 +45,10 @@ class Machine:
     def environment(self) -> dict[str, str]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
         share = os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // here)
-        return {"OMP_NUM_THREADS": str(self.threads or share),
-                # threads that spin while they wait cost a factor of ten when anything else wants the cores
-                "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+        # Threads that spin long while they wait cost a factor of thirty when anything else wants the cores, and threads
+        # that do not spin at all a fifth when nothing does: docs/benchmarks/frame_cpu_202611.md.
+        spin = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000")}
+        return {"OMP_NUM_THREADS": str(self.threads or share), **spin}
 
     @contextmanager
     def claim(self) -> Iterator[Topology]:
