@@ -35,8 +35,6 @@ class Network(nn.Module):
             self.head = nn.Linear(decoder.width, decoder.vocab_size, bias=False)
 
     def forward(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        if self.training and self.decoder.dropout > 0:
-            torch.manual_seed(batch.seed)       # so that dropout is a function of the position in the data
         positions, plan = self._prepare(batch)
         scaled, loss_sum, aux, load = self.compute(
             batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale)

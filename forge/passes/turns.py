@@ -36,10 +36,18 @@ class Turns:
 
     def _one(self, batch: Batch, scale: Tensor, terms: Terms) -> None:
         self.mark("forward")
-        torch.manual_seed(batch.seed)               # what the model draws depends on the position in the data only
+        seed(self.device, batch.seed)               # what the model draws depends on the position in the data only
         with self.precision.autocast(self.device):
             scaled, loss_sum, more = self.sync.model(batch, scale)
         self.mark("backward")
         scaled.backward()
         for name, value in {"loss_sum": loss_sum, **more}.items():
             terms[name] = terms[name] + value if name in terms else value
+
+
+def seed(device: torch.device, number: int) -> None:
+    """Seed what the model draws from. torch.manual_seed would also queue a call, with its stack, for each kind of
+    device that is not there, and keep it for ever."""
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)

@@ -14,6 +14,7 @@ from forge.batch import IGNORED, Batch
 from forge.errors import ConfigError
 from forge.loss.chunked import Chunked
 from forge.moe_router.sorted import Sorted
+from forge.passes.turns import seed
 
 ALL = pytest.mark.parametrize("name", SMALL)
 
@@ -31,6 +32,7 @@ def _batch(rows=3, length=16, seed=1, **tensors):
 
 
 def _step(network, batch, scale=None):
+    seed(torch.device("cpu"), batch.seed)       # as the passes do
     network.zero_grad()
     scaled, loss_sum, terms = network(batch, torch.tensor(1 / batch.num_targets) if scale is None else scale)
     scaled.backward()
