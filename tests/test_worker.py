@@ -247,4 +247,5 @@ def test_threads_are_set_before_torch_reads_them(shards, tmp_path):
                  "augment=counted", "hardware.threads=1", f"run_dir={tmp_path}/run",
                  env={"PYTHONPATH": f"{tmp_path}/outside", "OMP_NUM_THREADS": "2", "OMP_DISPLAY_ENV": "VERBOSE"})
     assert done.returncode == 1 and "ValueError: 1 threads" in done.stderr
-    assert "GOMP_SPINCOUNT = '2000'" in done.stderr.split("OPENMP DISPLAY ENVIRONMENT BEGIN")[-1], "how long threads that wait spin"
+    shown = done.stderr.split("OPENMP DISPLAY ENVIRONMENT BEGIN")[-1]
+    assert "GOMP_SPINCOUNT = '2000'" in shown, "how long threads that wait spin"
