@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class CommandLine:
         if "resume" in own and {"-m", "--multirun"} & set(flags):
             raise ConfigError("resume= goes on with one run, and -m makes several: sweep with from= instead.")
         snapshot = _snapshot_of(place, overrides) if place and "resume" in own else None
-        choices = choices_of(base, overrides) if base else []
+        choices = choices_of(base, overrides, _config_dirs(flags)) if base else []
         return cls(base, snapshot, allowed, overrides, flags + choices + overrides)
 
     def compose(self, job: Callable[[], Any]) -> None:
@@ -170,14 +171,26 @@ def _named_folder(composed: DictConfig) -> Path:
     return Path(str(named))
 
 
-def choices_of(base: Path, overrides: list[str]) -> list[str]:
-    """The options that `base` chose, as overrides, so that its settings exist while this line is composed."""
+def _config_dirs(flags: list[str]) -> list[str]:
+    """The folders that --config-dir names."""
+    joined = [flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir=")]
+    return joined + [after for flag, after in pairwise(flags) if flag in ("--config-dir", "-cd")]
+
+
+def choices_of(base: Path, overrides: list[str], folders: list[str] | None = None) -> list[str]:
+    """The options that `base` chose, as overrides, so that its settings exist while this line is composed.
+
+    folders: of options beside conf/. An option that is in none of them stays as it is frozen.
+    """
+    places = [Path(folder) for folder in [conf_dir(), *(folders or [])]]
     typed = {_key(word) for word in overrides}
     chosen = OmegaConf.to_container(read_yaml(base / "config.yaml"), resolve=False).get("choices")  # type: ignore
     found = {group: _written(option) for group, option in (chosen if isinstance(chosen, dict) else {}).items()}
     # A file may only choose options: what else it might hold would reach Hydra's own settings, which can run code.
     return [f"{group}={option}" for group, option in found.items()
-            if group in groups() and group not in typed and re.fullmatch(r"[\w/-]+|\[[\w/,-]*\]", option)]
+            if group in groups() and group not in typed and re.fullmatch(r"[\w/-]+|\[[\w/,-]*\]", option)
+            and all(any((place / group / f"{name}.yaml").exists() for place in places)
+                    for name in re.findall(r"[\w/-]+", option))]
 
 
 def _key(override: str) -> str:

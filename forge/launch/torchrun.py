@@ -27,7 +27,8 @@ class Torchrun:
 
     def __call__(self, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
         permission = f" allowed_packages={','.join(allowed)}" if allowed else ""
-        print(f"The run is frozen in {run_dir}. Start it on each of the {self.nodes} nodes:\n"
+        first = "localhost" if self.nodes == 1 else "FIRST_NODE"
+        print(f"The run is frozen in {run_dir}. Start it on each of its nodes ({self.nodes}):\n"
               f"torchrun --nnodes={self.nodes} --nproc-per-node={config.hardware.processes} "
-              f"--rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500 -m forge.worker {run_dir}{permission}")
+              f"--rdzv-backend=c10d --rdzv-endpoint={first}:29500 -m forge.worker {run_dir}{permission}")
         return Exit.ANSWERED

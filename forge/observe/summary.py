@@ -23,7 +23,7 @@ def print_summary(result: dict[str, Any], run_dir: Path) -> None:
         console.print(line, soft_wrap=True)
     if result.get("sample"):
         console.print(f"\nA sample:\n[dim]{escape(result['sample'])}[/dim]\n", soft_wrap=True)
-    if result["step_ms"]:
+    if any(result["phases_ms"].values()):
         table = Table(title="Where a step's time went", title_justify="left")
         table.add_column("phase")
         table.add_column("ms", justify="right")
@@ -31,6 +31,10 @@ def print_summary(result: dict[str, Any], run_dir: Path) -> None:
         for name, ms, share in _shares(result):
             table.add_row(name, ms, share)
         console.print(table)
+    if result["status"] == "stopped":
+        console.print(f"Stopped after step {result['steps']}."
+                      + (f" Go on: python -m forge.train resume={run_dir}" if result.get("snapshot") else ""),
+                      soft_wrap=True, highlight=False)
     for name, place in _places(result, run_dir):
         console.print(f"{name:12} {place}", soft_wrap=True, highlight=False)
 
@@ -38,7 +42,7 @@ def print_summary(result: dict[str, Any], run_dir: Path) -> None:
 def write_report(path: Path, result: dict[str, Any], config: Config) -> None:
     """report.md: the same facts, and which options made them."""
     lines = [f"# {path.parent.name}: {result['status']} after {result['steps']} steps", "", *_losses(result), ""]
-    if result["step_ms"]:
+    if any(result["phases_ms"].values()):
         lines += ["## Where a step's time went", "", "| phase | ms | share |", "|---|---:|---:|"]
         lines += [f"| {' | '.join(row)} |" for row in _shares(result)] + [""]
     if result.get("sample"):

@@ -206,7 +206,7 @@ def test_a_worker_that_dies_ends_the_run(fail, words, tmp_path):
     program = tmp_path / "program.py"
     here = Path(__file__).parent
     program.write_text(f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parents[1])!r}]\n"
-                       "from test_readers import *\n"
+                       "from test_readers import *\nfrom forge.errors import ForgeError\n"
                        f"reader = workers(2).build(feed(Documents(40, lambda: {fail})), ALONE)\n"
                        "try:\n    list(itertools.islice(reader, 17))\n"
                        "except ForgeError as error:\n    print(error, flush=True)\n    os._exit(0)\n")
