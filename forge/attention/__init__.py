@@ -1,4 +1,4 @@
-"""attention: how heads look at heads."""
+"""attention: how the tokens of a row look at each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Layout:
 
     documents: [B, T] int32, or None: tokens see only tokens with the same number.
     window: a token sees itself and the window - 1 before it; None: all before it.
-    length: T. dtype and device are those of the queries.
+    length: T. device: of the queries.
     """
 
     causal: bool
@@ -23,7 +23,6 @@ class Layout:
     window: int | None
     length: int
     device: Any                 # torch.device
-    needs_grad: bool
 
 
 Plan = Any                      # what one attention option needs to know about a layout

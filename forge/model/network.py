@@ -81,7 +81,7 @@ class Network(nn.Module):
         if positions is None:
             positions = torch.arange(length, device=tokens.device).unsqueeze(0)
         layout = Layout(causal=True, documents=batch.tensors.get("documents"), window=self.decoder.window,
-                        length=length, device=tokens.device, needs_grad=torch.is_grad_enabled())
+                        length=length, device=tokens.device)
         return positions, self.attention.plan(layout)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None,

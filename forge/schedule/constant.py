@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.schedule.limits import problems_of
+
 if TYPE_CHECKING:
     from forge.config import Config
 
@@ -17,8 +19,7 @@ class Constant:
     warmup: int
 
     def problems(self, config: Config) -> Iterator[str]:
-        if self.warmup < 0:
-            yield f"schedule.warmup={self.warmup}: 0 or more updates are wanted."
+        yield from problems_of(self.warmup)
 
     def __call__(self, step: int, steps: int) -> float:
         return min(1.0, (step + 1) / (self.warmup + 1))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.schedule.limits import problems_of
+
 if TYPE_CHECKING:
     from forge.config import Config
 
@@ -19,10 +21,7 @@ class Cosine:
     floor: float
 
     def problems(self, config: Config) -> Iterator[str]:
-        if self.warmup < 0:
-            yield f"schedule.warmup={self.warmup}: 0 or more updates are wanted."
-        if not 0 <= self.floor <= 1:
-            yield f"schedule.floor={self.floor}: a factor between 0 and 1 is wanted."
+        yield from problems_of(self.warmup, self.floor)
 
     def __call__(self, step: int, steps: int) -> float:
         if step < self.warmup:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.schedule.limits import problems_of
+
 if TYPE_CHECKING:
     from forge.config import Config
 
@@ -21,10 +23,7 @@ class WarmupStableDecay:
     floor: float
 
     def problems(self, config: Config) -> Iterator[str]:
-        if self.warmup < 0:
-            yield f"schedule.warmup={self.warmup}: 0 or more updates are wanted."
-        if not 0 <= self.floor <= 1:
-            yield f"schedule.floor={self.floor}: a factor between 0 and 1 is wanted."
+        yield from problems_of(self.warmup, self.floor)
         if not 0 < self.decay <= 1:
             yield f"schedule.decay={self.decay}: a share of the run, above 0 and up to 1, is wanted."
 

@@ -61,20 +61,20 @@ def said(monkeypatch, caplog):
 @pytest.mark.parametrize(("option", "words"), [(CuDNN(), "cudnn needs an NVIDIA GPU"), (Flex(), "no backward")])
 def test_a_cpu_takes_the_plain_path_and_says_so_once(option, words, said):
     for _ in range(2):
-        option.plan(Layout(True, None, None, 5, CPU, needs_grad=True))
+        option.plan(Layout(True, None, None, 5, CPU))
     assert [words in sentence and "this run takes sdpa" in sentence for sentence in said()] == [True]
 
 
 @pytest.mark.parametrize("hidden", ["documents", "window"])
 def test_flash_says_that_it_masks(hidden, said):
     documents = torch.zeros(1, 5, dtype=torch.int32) if hidden == "documents" else None
-    Flash().plan(Layout(True, documents, 2 if hidden == "window" else None, 5, CPU, needs_grad=True))
+    Flash().plan(Layout(True, documents, 2 if hidden == "window" else None, 5, CPU))
     assert ["sdpa with a mask" in sentence for sentence in said()] == [True]
 
 
 def test_flash_says_that_a_cpu_kernel_has_no_dropout_also_while_compiling(said):
     q = torch.randn(1, 2, 5, 16)
-    plan = Flash().plan(Layout(True, None, None, 5, CPU, needs_grad=True))
+    plan = Flash().plan(Layout(True, None, None, 5, CPU))
     compiled = torch.compile(Flash().__call__, backend="eager", fullgraph=True)
     compiled(q, q, q, plan, 0.0)
     assert said() == []
@@ -93,7 +93,7 @@ def test_a_new_batch_is_not_a_new_compilation(option, documents):
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (torch.randn(2, 4, 17, 16, generator=generator) for _ in range(3))
         who = torch.randint(0, 3, (2, 17), generator=generator, dtype=torch.int32) if documents else None
-        plan = option.plan(Layout(True, who, None, 17, CPU, needs_grad=True))
+        plan = option.plan(Layout(True, who, None, 17, CPU))
         assert torch.equal(compiled(q, k, v, plan, 0.0), option(q, k, v, plan, 0.0))
     assert counter.frame_count == 1
 
@@ -109,7 +109,7 @@ def test_flex_with_block_masks_equals_eager_and_is_compiled_once():
         q, k, v = (torch.randn(2, heads, 129, 16, generator=generator) for heads in (4, 2, 2))
         who = torch.randint(0, 3, (2, 129), generator=generator, dtype=torch.int32).sort(1).values
         plan = create_block_mask(may_look(True, 20, who), 2, None, 129, 129, device="cpu")
-        layout = Layout(True, who, 20, 129, CPU, needs_grad=False)
+        layout = Layout(True, who, 20, 129, CPU)
         wanted = Eager()(q, k, v, Eager().plan(layout), 0.0)
         most = (16 + 129) * torch.finfo(torch.float32).eps * wanted.abs().max()     # roundings of two sums
         assert (compiled(q, k, v, plan, 0.0) - wanted).abs().max() <= most

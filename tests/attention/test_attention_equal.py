@@ -23,7 +23,7 @@ WIDTH = 16
 
 
 def layout(length, causal=True, documents=None, window=None):
-    return Layout(causal, documents, window, length, torch.device("cpu"), needs_grad=True)
+    return Layout(causal, documents, window, length, torch.device("cpu"))
 
 
 def layouts(length):

@@ -24,7 +24,7 @@ def layouts(length):
     place = torch.arange(length, device="cuda", dtype=torch.int32)
     documents = torch.stack([place // (length // 3 + 1), place % 2])
     for causal, some, window in itertools.product((True, False), (None, documents), (None, 40)):
-        yield Layout(causal, some, window, length, torch.device("cuda"), needs_grad=True)
+        yield Layout(causal, some, window, length, torch.device("cuda"))
 
 
 def results(option, who, q, k, v):
@@ -55,7 +55,7 @@ def test_bf16_equals_eager_in_float32(name, heads, kv_heads, length):
 def test_under_autocast_float32_heads_reach_the_half_precision_kernel(option):
     """A model may hand over float32 queries (rotated in float32) beside bfloat16 values."""
     q, k = (torch.randn(2, n, 64, WIDTH, device="cuda") for n in (4, 2))
-    who = Layout(True, None, None, 64, torch.device("cuda"), needs_grad=False)
+    who = Layout(True, None, None, 64, torch.device("cuda"))
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         assert option(q, k, k.bfloat16(), option.plan(who), 0.0).dtype is torch.bfloat16
 
@@ -68,5 +68,5 @@ def test_flex_compiles_once_for_all_batches():
         for seed in range(3):
             generator = torch.Generator("cuda").manual_seed(seed)
             who = torch.randint(0, 4, (2, 256), generator=generator, device="cuda", dtype=torch.int32).sort(1).values
-            plan = Flex().plan(Layout(True, who, None, 256, torch.device("cuda"), needs_grad=True))
+            plan = Flex().plan(Layout(True, who, None, 256, torch.device("cuda")))
             compiled(q, q, q, plan, 0.0).sum().backward()
