@@ -22,9 +22,10 @@ from forge.attention.sdpa import SDPA
 CPU = torch.device("cpu")
 
 
-def config(compute="bfloat16", device="cuda", head_width=64, dropout=0.0):
+def config(compute="bfloat16", device="cuda", head_width=64, dropout=0.0, **choices):
     return SimpleNamespace(precision=SimpleNamespace(compute=compute), hardware=SimpleNamespace(device=device),
-                           model=SimpleNamespace(head_width=head_width, dropout=dropout))
+                           model=SimpleNamespace(head_width=head_width, dropout=dropout),
+                           choices={"checkpointing": "none", "compile": "none", **choices})
 
 
 @pytest.mark.parametrize(("option", "name"), [(Flash(), "flash"), (CuDNN(), "cudnn")])
@@ -49,6 +50,14 @@ def test_dropout_that_a_kernel_does_not_know_is_refused(option, dropout, fits):
     problems = list(option.problems(config(dropout=dropout)))
     assert (problems == []) == fits
     assert all("model.dropout" in problem for problem in problems)
+
+
+def test_flex_is_refused_where_compiled_code_would_recompute_it():
+    both = {"checkpointing": "full", "compile": "blocks"}
+    (problem,) = Flex().problems(config(**both))
+    assert "checkpointing=full with compile=blocks" in problem
+    assert list(Flex().problems(config(device="cpu", **both))) == []
+    assert not any([*Flex().problems(config(checkpointing="full")), *Flex().problems(config(compile="whole"))])
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ def trained(attention, precision, checkpointing, compiled, documents):
 @pytest.mark.parametrize(("attention", "precision", "checkpointing", "compiled"), [
     (Flash(), BF16_MODEL, KeepAll(), WHOLE), (Flash(), BF16_BLOCKS, Full(), BLOCKS),
     (CuDNN(), BF16_MODEL, SELECTIVE, BLOCKS), (CuDNN(), BF16_MODEL, SELECTIVE, NONE),
-    (Flex(), FP32(), KeepAll(), NONE), (Flex(), BF16_MODEL, SELECTIVE, NONE), (Flex(), BF16_MODEL, Full(), BLOCKS),
-    (Flex(), BF16_BLOCKS, SELECTIVE, WHOLE)])
+    (Flex(), FP32(), KeepAll(), NONE), (Flex(), BF16_MODEL, SELECTIVE, NONE), (Flex(), BF16_MODEL, KeepAll(), BLOCKS),
+    (Flex(), BF16_BLOCKS, KeepAll(), WHOLE)])
 def test_equals_the_plain_run(attention, precision, checkpointing, compiled, documents):
     """bfloat16 rounds to 8 bits; about ten roundings a block, of three, forward and backward: 1 % of a loss, 10 % of
     the largest number of a gradient. Float32 in compiled flex_attention: a thousandth of that."""
