@@ -15,7 +15,7 @@ TILE = 64       # rows of the head
 def cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
     """hidden [N, width], head_weight [vocabulary, width], targets [N] -> scalar, nats, at least float32."""
     vocabulary = head_weight.shape[0]
-    missing = _missing_rows(vocabulary, hidden.device)
+    missing = missing_rows(vocabulary, hidden.device)
     logits = F.linear(hidden, F.pad(head_weight, (0, 0, 0, missing)) if missing else head_weight)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if missing:     # a row that is not there has the probability zero; slicing it off would break the alignment again
@@ -24,7 +24,7 @@ def cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> T
     return F.cross_entropy(wide, targets, ignore_index=IGNORED, reduction="sum")
 
 
-def _missing_rows(vocabulary: int, device: torch.device) -> int:
+def missing_rows(vocabulary: int, device: torch.device) -> int:
     """What a head lacks to a whole number of tiles on a GPU: GPT-2's 50,257 rows would take the slow path of its
     tensor cores for the sake of 47."""
     return -vocabulary % TILE if device.type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""loss=chunked gives the sum and the gradients of loss=plain.
+"""loss=chunked and loss=inplace give the sum and the gradients of loss=plain.
 
 Tolerance: the same rows are computed by the same kernels, but sums over chunks (the total, the head's gradient) add in
 another order: at most about (rows + chunks) * u of the sum of magnitudes, u = 2**-24 in float32.
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from forge.batch import IGNORED
 from forge.loss.chunked import Chunked
+from forge.loss.inplace import Inplace
 from forge.loss.plain import Plain
 
 ROWS, WIDTH, VOCABULARY = 29, 8, 37
@@ -40,7 +41,7 @@ def test_chunked_equals_plain(chunk_tokens):
         assert (one - other).norm() <= 2 * ROWS * UNIT * one.norm()
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
 def test_counts_only_targets(loss):
     hidden, weight, targets = _inputs()
     scaled, total = loss(hidden, weight, targets, torch.tensor(0.25))
@@ -50,14 +51,14 @@ def test_counts_only_targets(loss):
     assert torch.equal(scaled, total * 0.25)
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
 def test_nothing_to_predict_is_zero_and_has_a_zero_gradient(loss):
     hidden, weight, targets = _inputs()
     scaled, _, *grads = _results(loss, hidden, weight, torch.full_like(targets, IGNORED))
     assert scaled == 0 and all(torch.count_nonzero(grad) == 0 for grad in grads)
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7)], ids=["plain", "chunked"])
+@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
 def test_bfloat16_hidden_states_are_summed_in_float32(loss):
     hidden, weight, targets = _inputs(torch.bfloat16)
     scaled, total, hidden_grad, _ = _results(loss, hidden, weight, targets)
@@ -67,11 +68,34 @@ def test_bfloat16_hidden_states_are_summed_in_float32(loss):
     assert abs(total - exact) <= 2 * ROWS * UNIT * exact
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(chunk_tokens=5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inplace_equals_plain(dtype):
+    plain, inplace = (_results(loss, *_inputs(dtype)) for loss in (Plain(), Inplace()))
+    unit = UNIT if dtype is torch.float32 else 2.0**-53
+    for one, other in zip(plain, inplace, strict=True):
+        assert (one - other).norm() <= 2 * ROWS * unit * one.norm()
+
+
+def test_inplace_keeps_one_tensor_of_logits():
+    logits = 4 * ROWS * VOCABULARY
+    assert logits < _saved_bytes(Inplace()) < 2 * logits
+
+
+def test_the_gradient_of_inplace_follows_what_comes_after_the_loss():
+    hidden, weight, targets = _inputs(torch.float64)
+    scaled, _ = Inplace()(hidden, weight, targets, torch.tensor(0.5, dtype=torch.float64))
+    (3 * scaled).backward()
+    wanted, *_ = _inputs(torch.float64)
+    (1.5 * Plain()(wanted, weight.detach(), targets, torch.tensor(1.0))[0]).backward()
+    torch.testing.assert_close(hidden.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("loss", [Plain(), Chunked(chunk_tokens=5), Inplace()])
 def test_the_rows_that_fill_the_last_tile_change_nothing(loss, monkeypatch):
     """What is done on a GPU, done here: equal but for the order of the products' sums."""
     without = _results(loss, *_inputs())
-    monkeypatch.setattr("forge.loss.cross_entropy._missing_rows", lambda vocabulary, device: -vocabulary % 64)
+    for module in ("cross_entropy", "overwriting"):
+        monkeypatch.setattr(f"forge.loss.{module}.missing_rows", lambda vocabulary, device: -vocabulary % 64)
     for got, wanted in zip(_results(loss, *_inputs()), without, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
