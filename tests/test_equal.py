@@ -93,8 +93,9 @@ PLAIN = ("model.dropout=0", "attention=eager", "moe_router=loop", "optimizer.imp
     ("attention=sdpa",), ("attention=flash",), ("attention=cudnn",), ("attention=flex",),
     ("moe_router=sorted",), ("moe_router=fused",),
     ("operators=handwritten",),
-    ("loss=chunked", "loss.chunk_tokens=7"),
+    ("loss=chunked", "loss.chunk_tokens=7"), ("loss=inplace",), ("passes=graphed",),
     ("optimizer.implementation=foreach",), ("optimizer.implementation=fused",),
+    ("optimizer.implementation=triton",),
     ("micro_batch=12",), ("micro_batch=2",), ("micro_batch=1",),
 ], ids=" ".join)
 def test_the_same_within_rounding(words, trained):

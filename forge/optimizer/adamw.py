@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov & Hutter 2019), as PyTorch computes it: parameter by parameter, by lists, or in one kernel."""
+"""AdamW (Loshchilov & Hutter 2019): parameter by parameter, by lists, in a few kernels, or in one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class AdamW:
     """lr: the peak rate; the schedule scales it. clip: the largest 2-norm of the gradient; null: not clipped.
 
     implementation: loop is the plain twin; foreach launches one kernel for many parameters; fused does the whole
-        update in one, unscales and clips inside it, and needs no host read to skip an update that is not finite.
+        update in one, unscales and clips inside it, and needs no host read to skip an update that is not finite;
+        triton does so in one launch for all parameters, and casts between masters and weights on its way.
     max_skipped: updates in a row that may be skipped as not finite before the run ends.
     groups: settings by parameter name; the first match decides.
     """
@@ -33,7 +34,7 @@ class AdamW:
     eps: float
     weight_decay: float
     clip: float | None
-    implementation: Literal["loop", "foreach", "fused"]
+    implementation: Literal["loop", "foreach", "fused", "triton"]
     max_skipped: int
     groups: list[Group]
 
@@ -58,11 +59,21 @@ class AdamW:
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
         import torch
 
+        from forge.kernels import runs_on
         from forge.optimizer.groups import parameter_groups
+        from forge.optimizer.masters import over_masters
+        from forge.optimizer.one_launch import OneLaunchAdamW
         from forge.optimizer.update import GradientUpdate
 
         groups = parameter_groups(model, self.groups, self.weight_decay)
-        optimizer = torch.optim.AdamW(
-            groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps,
-            foreach=self.implementation == "foreach", fused=self.implementation == "fused")
-        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision.loss_scale)
+        betas, implementation = (self.beta1, self.beta2), self.implementation
+        device = groups[0]["params"][0].device
+        if implementation == "triton" and not runs_on(device, "optimizer.implementation=triton", "fused"):
+            implementation = "fused"
+        if implementation == "triton":
+            optimizer: torch.optim.Optimizer = OneLaunchAdamW(groups, self.lr, betas, self.eps, precision.master)
+        else:
+            optimizer = over_masters(precision.master, groups, lambda groups: torch.optim.AdamW(
+                groups, lr=self.lr, betas=betas, eps=self.eps,
+                foreach=implementation == "foreach", fused=implementation == "fused"))
+        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision)

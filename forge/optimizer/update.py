@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge.errors import ConfigError
 from forge.optimizer import Outcome
-from forge.precision import LossScale
+from forge.precision import Precision
 from forge.schedule import Schedule
 
 
@@ -20,13 +20,15 @@ class GradientUpdate:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, lr: float, clip: float | None, schedule: Schedule,
-                 steps: int, loss_scale: LossScale | None) -> None:
+                 steps: int, precision: Precision) -> None:
         self.optimizer, self.lr, self.clip = optimizer, lr, clip
-        self.schedule, self.steps, self.loss_scale = schedule, steps, loss_scale
+        self.schedule, self.steps, self.loss_scale = schedule, steps, precision.loss_scale
+        self.over_masters = precision.master is not None
+        self.state_dtype = getattr(torch, precision.master or precision.parameter)
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [name for group in optimizer.param_groups for name in group["names"]]
         device = self.parameters[0].device
-        self.scale = torch.full((), loss_scale.init_scale if loss_scale else 1.0, device=device)
+        self.scale = torch.full((), self.loss_scale.init_scale if self.loss_scale else 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int32, device=device)     # since the scale last changed
         self.skipped = torch.zeros((), dtype=torch.int32, device=device)        # in a row
         self.step = 0
@@ -95,6 +97,9 @@ class GradientUpdate:
             odd = sorted(set(saved) ^ set(self.names))
             raise ConfigError(f"The snapshot's optimizer state does not fit this model and optimizer.groups: "
                               f"{len(odd)} parameters differ, for example {odd[0]}.")
+        if any(("master" in kept) is not self.over_masters for kept in saved.values()):
+            raise ConfigError(f"The snapshot's optimizer state has {'no ' if self.over_masters else ''}float32 masters "
+                              f"of the weights: set precision= as it was, or start again with from=.")
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if name in saved:
                 self.optimizer.state[parameter] = {key: self._place(key, value, parameter)
@@ -107,7 +112,7 @@ class GradientUpdate:
 
     def _place(self, key: str, value: Tensor, parameter: Tensor) -> Tensor:
         """Counters live on the host, except in the fused kernel; everything else beside its parameter."""
-        if value.dim() and value.dtype != parameter.dtype:
-            raise ConfigError(f"The snapshot's optimizer state is in {value.dtype}, and this run's parameters are in "
-                              f"{parameter.dtype}: set precision= as it was, or start again with from=.")
+        if value.dim() and value.dtype != self.state_dtype:
+            raise ConfigError(f"The snapshot's optimizer state is in {value.dtype}, and this run keeps it in "
+                              f"{self.state_dtype}: set precision= as it was, or start again with from=.")
         return value.to("cpu" if key == "step" and not self.inside else parameter.device)

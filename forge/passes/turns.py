@@ -16,12 +16,21 @@ if TYPE_CHECKING:
     from forge.precision import Precision
 
 
+def seed(device: torch.device, number: int) -> None:
+    """Seed what the model draws from. torch.manual_seed would also queue a call, with its stack, for each kind of
+    device that is not there, and keep it for ever."""
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(number)
+
+
 @dataclass(frozen=True)
 class Turns:
     sync: Sync
     precision: Precision
     device: torch.device
     mark: Callable[[str], None]
+    seed: Callable[[torch.device, int], None] = seed
 
     def __call__(self, batches: Iterable[Batch], scale: Tensor) -> Terms:
         terms: Terms = {}
@@ -30,24 +39,17 @@ class Turns:
         while batch is not None:
             following = next(upcoming, None)        # asked for first, since gradients meet in the last
             with self.sync.micro(last=following is None):
-                self._one(batch, scale, terms)
+                self.one(batch, scale, terms)
             batch = following
         return terms
 
-    def _one(self, batch: Batch, scale: Tensor, terms: Terms) -> None:
+    def one(self, batch: Batch, scale: Tensor, terms: Terms) -> None:
+        """Forward and backward of one micro-batch, whose terms are added to `terms`."""
         self.mark("forward")
-        seed(self.device, batch.seed)               # what the model draws depends on the position in the data only
+        self.seed(self.device, batch.seed)          # what the model draws depends on the position in the data only
         with self.precision.autocast(self.device):
             scaled, loss_sum, more = self.sync.model(batch, scale)
         self.mark("backward")
         scaled.backward()
         for name, value in {"loss_sum": loss_sum, **more}.items():
             terms[name] = terms[name] + value if name in terms else value
-
-
-def seed(device: torch.device, number: int) -> None:
-    """Seed what the model draws from. torch.manual_seed would also queue a call, with its stack, for each kind of
-    device that is not there, and keep it for ever."""
-    torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(number)

@@ -27,7 +27,8 @@ class LossScale:
 @runtime_checkable
 class Precision(Protocol):
     compute: str                    # dtype of matrix products: float32, tf32, bfloat16, float16
-    parameter: str                  # dtype the weights and the optimizer's state are held in
+    parameter: str                  # dtype the weights are held in
+    master: str | None              # dtype of the optimizer's copies of them and of its state; None: it has no copies
     reduce: str                     # dtype in which gradients are summed over ranks
     residual: str | None            # dtype of the hidden stream; None: what the embedding gives
     loss_scale: LossScale | None    # None: gradients are not scaled

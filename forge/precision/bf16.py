@@ -30,6 +30,7 @@ class BF16:
     float32_products: Literal["float32", "tf32"]
     compute: ClassVar[str] = "bfloat16"
     parameter: ClassVar[str] = "float32"
+    master: ClassVar[None] = None
     loss_scale: ClassVar[None] = None
 
     def problems(self, config: Config) -> Iterator[str]:

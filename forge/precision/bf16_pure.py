@@ -21,6 +21,7 @@ class BF16Pure:
     float32_products: Literal["float32", "tf32"]
     compute: ClassVar[str] = "bfloat16"
     parameter: ClassVar[str] = "bfloat16"
+    master: ClassVar[None] = None
     residual: ClassVar[None] = None
     loss_scale: ClassVar[None] = None
 

@@ -32,6 +32,7 @@ class FP16:
     loss_scale: LossScale
     compute: ClassVar[str] = "float16"
     parameter: ClassVar[str] = "float32"
+    master: ClassVar[None] = None
 
     def problems(self, config: Config) -> Iterator[str]:
         scale = self.loss_scale

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class TF32:
     compute: ClassVar[str] = "tf32"
     parameter: ClassVar[str] = "float32"
+    master: ClassVar[None] = None
     reduce: ClassVar[str] = "float32"
     residual: ClassVar[None] = None
     loss_scale: ClassVar[None] = None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from forge.operators.fused import Fused
 from forge.operators.handwritten import Handwritten
 from forge.operators.native import Native
 
@@ -49,6 +50,34 @@ def test_feed_forward(activation, bias, dtype):
     x = torch.randn(2, 5, 12, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 3
     layers = [option.feed_forward(12, 20, activation, bias).to(dtype) for option in (Native(), Handwritten())]
     _assert_equal(*layers, x, terms=20)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "gelu_tanh"])
+def test_fused_feed_forward(activation, bias, dtype):
+    x = torch.randn(2, 5, 12, dtype=dtype, generator=torch.Generator().manual_seed(0)) * 3
+    layers = [option.feed_forward(12, 20, activation, bias).to(dtype) for option in (Fused(), Handwritten())]
+    _assert_equal(*layers, x, terms=20)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_derivative_that_fused_writes_out_is_the_derivative(bias):
+    layer = Fused().feed_forward(6, 10, "gelu_tanh", bias).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    names, weights = zip(*layer.named_parameters(), strict=True)
+
+    def function(x, *weights):
+        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *weights))
+
+
+def test_fused_says_which_activations_it_does_not_know(caplog, monkeypatch):
+    monkeypatch.setattr("forge.notes._said", set())
+    Fused().feed_forward(4, 8, "swiglu", bias=False)
+    assert caplog.messages == ["operators=fused knows gelu_tanh only: this model's swiglu runs as with "
+                               "operators=native."]
 
 
 def test_large_inputs_stay_finite():

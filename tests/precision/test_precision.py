@@ -16,6 +16,7 @@ from forge import notes
 from forge.checkpointing.full import Full
 from forge.precision import LossScale, Precision, cost
 from forge.precision.bf16 import BF16
+from forge.precision.bf16_master import BF16Master
 from forge.precision.bf16_pure import BF16Pure
 from forge.precision.fp16 import FP16
 from forge.precision.fp32 import FP32
@@ -27,7 +28,8 @@ OPTIONS = {
     "fp32": FP32(), "tf32": TF32(), "bf16": BF16("model", True, "float32", None, "float32"),
     "bf16 blocks": BF16("blocks", True, "float32", None, "float32"),
     "bf16 stream": BF16("model", False, "bfloat16", "bfloat16", "tf32"),
-    "bf16_pure": BF16Pure("bfloat16", "float32"), "fp16": FP16(True, "float32", None, "float32", SCALE)}
+    "bf16_pure": BF16Pure("bfloat16", "float32"), "bf16_master": BF16Master("bfloat16", "float32"),
+    "fp16": FP16(True, "float32", None, "float32", SCALE)}
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +74,7 @@ def test_protocol_and_weights(name):
     ("fp32", torch.float32, torch.float32), ("tf32", torch.float32, torch.float32),
     ("bf16", torch.bfloat16, torch.bfloat16), ("bf16 blocks", torch.bfloat16, torch.float32),
     ("bf16 stream", torch.bfloat16, torch.bfloat16), ("bf16_pure", torch.bfloat16, torch.bfloat16),
-    ("fp16", torch.float16, torch.float16)])
+    ("bf16_master", torch.bfloat16, torch.bfloat16), ("fp16", torch.float16, torch.float16)])
 def test_products_are_computed_in(name, dtype, head):
     option = OPTIONS[name]
     _, _, dtypes = forward(option, option.convert(tiny_model(layers=2)))

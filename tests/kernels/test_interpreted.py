@@ -1,0 +1,101 @@
+"""forge's Triton kernels against their plain twins, on the CPU, line by line in Triton's interpreter.
+
+In float32: the interpreter's bfloat16 is wrong. tests/gpu/test_kernels.py runs the same kernels on a GPU. A row is
+summed in blocks, and so in another order than PyTorch's: at most about n * u of the sum, u = 2**-24, n its length.
+
+Triton decides for the interpreter when it is imported, so these tests run in a process of their own, which the first
+of them starts.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from forge.batch import IGNORED
+from forge.loss.overwriting import overwrite_plainly
+
+UNIT = 2.0**-24
+INSIDE = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INSIDE, reason="runs in the process that test_in_the_interpreter starts")
+
+
+@pytest.mark.skipif(INSIDE, reason="it would start itself")
+def test_in_the_interpreter():
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+                          env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 8, done.stdout
+
+
+@pytest.fixture
+def kernels():
+    from forge.kernels import adamw, cross_entropy
+
+    return {"adamw": adamw, "cross_entropy": cross_entropy}
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@interpreted
+@pytest.mark.parametrize("block", [64, 1024])
+@pytest.mark.parametrize(("vocabulary", "columns"), [(37, 37), (50, 64), (257, 320)])
+def test_cross_entropy(kernels, monkeypatch, vocabulary, columns, block):
+    monkeypatch.setattr(kernels["cross_entropy"], "BLOCK", block)
+    logits, scale = drawn(9, columns) * 5, torch.tensor(0.25)
+    targets = torch.arange(9) * 5 % vocabulary
+    targets[::4] = IGNORED
+    found, wanted = logits.clone(), logits.clone()
+    losses = kernels["cross_entropy"].overwrite(found, targets, scale, vocabulary)
+    assert (losses - overwrite_plainly(wanted, targets, scale, vocabulary)).abs().max() <= vocabulary * UNIT * 10
+    assert (found - wanted).abs().max() <= vocabulary * UNIT * 0.25
+    assert torch.count_nonzero(found[:, vocabulary:]) == 0 and torch.count_nonzero(found[::4]) == 0
+    assert not torch.equal(found, logits)
+
+
+@interpreted
+def test_the_loss_takes_the_kernel_where_it_runs(kernels, monkeypatch):
+    from forge.loss.inplace import Inplace
+    from forge.loss.plain import Plain
+
+    results = []
+    for loss, interpret in ((Plain(), "0"), (Inplace(), "1")):
+        monkeypatch.setenv("TRITON_INTERPRET", interpret)
+        hidden, weight = drawn(7, 8).requires_grad_(), drawn(30, 8, seed=1).requires_grad_()
+        scaled, total = loss(hidden, weight, torch.arange(7), torch.tensor(0.5))
+        scaled.backward()
+        results.append([scaled.detach(), total, hidden.grad, weight.grad])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=30 * 4 * UNIT, atol=30 * 4 * UNIT)
+
+
+@interpreted
+def test_adamw(kernels, monkeypatch):
+    """Tensors of a block and a bit, and of less; half precision is the GPU's test."""
+    from forge.optimizer.one_launch import OneLaunchAdamW
+
+    monkeypatch.setattr(kernels["adamw"], "BLOCK", 256)
+    ours = [drawn(3, 100), drawn(17, seed=1)]
+    theirs = [weight.clone() for weight in ours]
+
+    def groups(weights):
+        return [{"params": weights[:1], "weight_decay": 0.1}, {"params": weights[1:], "weight_decay": 0.0}]
+
+    one = OneLaunchAdamW(groups(ours), 1e-2, (0.9, 0.999), 1e-8, master=None)
+    twin = torch.optim.AdamW(groups(theirs), lr=1e-2, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    for seed, skipped in enumerate((0.0, 1.0, 0.0, 0.0)):
+        for weight, other in zip(ours, theirs, strict=True):
+            weight.grad = other.grad = drawn(*weight.shape, seed=10 + seed)
+        for optimizer in (one, twin):
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(skipped)
+            optimizer.step()
+    for weight, other in zip(ours, theirs, strict=True):
+        assert one.state[weight]["step"] == 3
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(one.state[weight][name], twin.state[other][name], rtol=8 * UNIT, atol=8 * UNIT)
+        torch.testing.assert_close(weight, other, rtol=16 * UNIT, atol=16 * UNIT)
