@@ -130,6 +130,8 @@ def _gpt2_fields(settings: Settings) -> Settings:
 
 
 def _gpt2_settings(decoder: Decoder) -> Settings:
+    if decoder.activation not in _GELUS.values():
+        raise ConfigError(f"The layout model.family=gpt2 has no place for model.activation={decoder.activation}.")
     return {
         "vocab_size": decoder.vocab_size, "n_embd": decoder.width, "n_layer": decoder.layers,
         "n_head": decoder.heads, "n_inner": decoder.hidden, "n_positions": decoder.max_length,

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Norm = Literal["rms", "layer"]
-Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh", "gelu_tanh_norm"]
 
 
 @runtime_checkable
@@ -19,5 +19,6 @@ class Operators(Protocol):
 
     def feed_forward(self, width: int, hidden: int, activation: Activation, bias: bool) -> nn.Module:
         """[..., width] -> the same. Parameters: up.weight [hidden, width] (swiglu: [2 * hidden, width], gate first),
-        down.weight [width, hidden], and their biases."""
+        down.weight [width, hidden], and their biases; gelu_tanh_norm: also activation.weight and .bias [hidden], of the
+        layer norm (eps 1e-5) that follows its GELU (NormFormer, Shleifer et al. 2021)."""
         ...

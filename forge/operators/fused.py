@@ -1,4 +1,4 @@
-"""operators=fused: the activation of a feed-forward layer ends its matrix product."""
+"""operators=fused: the activation of a feed-forward layer ends its matrix product, or begins the norm behind it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fused:
-    """GELU, by tanh, in the epilogue of `up`, and its derivative in that of `down`'s backward. Norms and other
-    activations are those of operators=native."""
+    """gelu_tanh: in the epilogue of `up`, and its derivative in that of `down`'s backward. gelu_tanh_norm: GELU and
+    norm in one kernel each way. Everything else is as in operators=native."""
 
     def norm(self, width: int, kind: Norm, eps: float) -> nn.Module:
         from forge.operators import layers
@@ -25,8 +25,11 @@ class Fused:
         from forge.notes import say
         from forge.operators import layers
         from forge.operators.epilogues import GeluFeedForward
+        from forge.operators.inner_norm import GeluNorm
 
         if activation == "gelu_tanh":
             return GeluFeedForward(width, hidden, bias)
-        say(f"operators=fused knows gelu_tanh only: this model's {activation} runs as with operators=native.")
-        return layers.FeedForward(width, hidden, layers.NATIVE[activation], activation == "swiglu", bias)
+        if activation == "gelu_tanh_norm":
+            return layers.FeedForward(width, hidden, GeluNorm(hidden, layers.INNER_EPS), False, bias)
+        say(f"operators=fused has no kernel for {activation}: this model's runs as with operators=native.")
+        return layers.FeedForward(width, hidden, layers.NATIVE[activation](hidden), activation == "swiglu", bias)

@@ -23,4 +23,4 @@ class Handwritten:
     def feed_forward(self, width: int, hidden: int, activation: Activation, bias: bool) -> nn.Module:
         from forge.operators import layers
 
-        return layers.FeedForward(width, hidden, layers.HANDWRITTEN[activation], activation == "swiglu", bias)
+        return layers.FeedForward(width, hidden, layers.HANDWRITTEN[activation](hidden), activation == "swiglu", bias)

@@ -72,6 +72,20 @@ class HandwrittenRMSNorm(_RMSNorm):
         return (wide / (mean_square + self.eps).sqrt() * self.weight).to(x.dtype)
 
 
+class NativeGeluNorm(NativeLayerNorm):
+    """layer_norm(gelu_tanh(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.gelu(x, approximate="tanh"))
+
+
+class HandwrittenGeluNorm(HandwrittenLayerNorm):
+    """layer_norm(gelu_tanh(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(gelu_tanh(x))
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32, or as it is where that is more precise: means of squares need it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -98,6 +112,12 @@ def _native_swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-NATIVE: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "swiglu": _native_swiglu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
-HANDWRITTEN: dict[Activation, Callable[[Tensor], Tensor]] = {"swiglu": swiglu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+INNER_EPS = 1e-5
+Made = Callable[[int], Callable[[Tensor], Tensor]]          # from the number of features
+NATIVE: dict[Activation, Made] = {
+    "swiglu": lambda hidden: _native_swiglu, "gelu": lambda hidden: F.gelu,
+    "gelu_tanh": lambda hidden: partial(F.gelu, approximate="tanh"),
+    "gelu_tanh_norm": lambda hidden: NativeGeluNorm(hidden, INNER_EPS)}
+HANDWRITTEN: dict[Activation, Made] = {
+    "swiglu": lambda hidden: swiglu, "gelu": lambda hidden: gelu, "gelu_tanh": lambda hidden: gelu_tanh,
+    "gelu_tanh_norm": lambda hidden: HandwrittenGeluNorm(hidden, INNER_EPS)}

@@ -23,4 +23,4 @@ class Native:
     def feed_forward(self, width: int, hidden: int, activation: Activation, bias: bool) -> nn.Module:
         from forge.operators import layers
 
-        return layers.FeedForward(width, hidden, layers.NATIVE[activation], activation == "swiglu", bias)
+        return layers.FeedForward(width, hidden, layers.NATIVE[activation](hidden), activation == "swiglu", bias)

@@ -57,6 +57,24 @@ def test_products_that_end_in_gelu(dtype, with_bias):
     assert difference(gradient, gelu_gradient_product_plainly(x.double(), down.double(), pre.double())) < ROUNDING
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gelu_and_the_norm_after_it(dtype):
+    from forge.operators.inner_norm import GeluNorm
+    from forge.operators.layers import NativeGeluNorm
+
+    layers = [kind(3072, 1e-5).cuda().to(dtype) for kind in (GeluNorm, NativeGeluNorm)]
+    exact = NativeGeluNorm(3072, 1e-5).cuda().double()
+    h, gradient = draw(1500, 3072, dtype=dtype), draw(1500, 3072, dtype=dtype)
+    results = []
+    for layer in (*layers, exact):
+        x = h.to(layer.weight.dtype).detach().requires_grad_()
+        y = layer(x)
+        y.backward(gradient.to(y.dtype))
+        results.append([y.detach(), x.grad, layer.weight.grad, layer.bias.grad])
+    for one, separate, wanted in zip(*results, strict=True):
+        assert difference(one, wanted) <= max(2 * difference(separate, wanted), 1e-6)
+
+
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_adamw_in_one_launch(weights):
     from forge.optimizer.masters import over_masters
