@@ -94,7 +94,8 @@ def test_the_setting_wins_over_the_environment(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert Machine("cpu", 1, 2, False, 1, "automatic").environment() == {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "2000"}
+    assert Machine("cpu", 1, 2, False, 1, "automatic").environment() == {
+        "OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "2000"}
     assert Machine("cpu", 1, None, False, 1, "automatic").environment()["OMP_NUM_THREADS"] == "3"
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
