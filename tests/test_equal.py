@@ -73,6 +73,7 @@ WORKERS = ("dataloader=webdataset", "dataloader.prefetch_factor=2")
 @pytest.mark.parametrize("words", [
     ("overlap=prefetch",),
     ("overlap=prefetch", "overlap.depth=4"),
+    ("hardware.garbage=frozen",),
     ("checkpointing=full",),
     ("checkpointing=selective",),
     ("checkpointing=selective", "checkpointing.save=[]"),

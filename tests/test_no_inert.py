@@ -33,6 +33,8 @@ RUNS = {
     "others": ["dataloader=webdataset", "dataloader.workers=null", "overlap=prefetch", "checkpointing=selective",
                "schedule=wsd", "loss=chunked", "precision=fp16", "attention=flash", "moe_router=loop",
                "operators=handwritten"],
+    "eight": ["precision=fp8", "optimizer=lars", "hardware.garbage=frozen"],
+    "muon": ["optimizer=muon"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -26,6 +26,7 @@ class Machine:
         use, shared by the workers here.
     cudnn_benchmark: let cuDNN time its convolution algorithms and keep the fastest (inputs of constant shape).
     timeout_seconds: how long a collective waits for the other ranks before the run ends.
+    garbage: frozen: Python's collector no longer walks what is alive once training runs; automatic: it does.
     """
 
     device: Literal["auto", "cpu", "cuda"]
@@ -33,6 +34,7 @@ class Machine:
     threads: int | None
     cudnn_benchmark: bool
     timeout_seconds: int
+    garbage: Literal["automatic", "frozen"]
 
     def problems(self, config: Config) -> Iterator[str]:
         if self.processes < 1:
@@ -62,9 +64,17 @@ class Machine:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1:
             _meet(device, timedelta(seconds=self.timeout_seconds))
-        yield Topology(device, int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")), world)
+        with self._garbage():
+            yield Topology(device, int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0")), world)
         if dist.is_initialized():       # not after an error: it would wait for collectives that never end
             dist.destroy_process_group()
+
+    def _garbage(self) -> AbstractContextManager[None]:
+        if self.garbage == "automatic":
+            return nullcontext()
+        from forge.hardware.garbage import frozen_once_training
+
+        return frozen_once_training()
 
     def _device(self) -> torch.device:
         import torch

@@ -102,6 +102,7 @@ class GradientUpdate:
                               f"of the weights: set precision= as it was, or start again with from=.")
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if name in saved:
+                self._check_kind(name, parameter, set(saved[name]))
                 self.optimizer.state[parameter] = {key: self._place(key, value, parameter)
                                                    for key, value in saved[name].items()}
         self.step = int(state["step"])
@@ -109,6 +110,15 @@ class GradientUpdate:
         self.skipped, self.good_steps = state["skipped"].to(device), state["good_steps"].to(device)
         if self.loss_scale is not None:
             self.scale = state["scale"].to(device)
+
+    def _check_kind(self, name: str, parameter: Tensor, found: set[str]) -> None:
+        """torch's optimizers would start without, or fail later, where the state is another optimizer's."""
+        names = getattr(self.optimizer, "state_names", None)
+        wanted = names(parameter) if names else {"step", "exp_avg", "exp_avg_sq"}
+        if not wanted <= found:
+            raise ConfigError(f"The snapshot's optimizer state is another optimizer's: {name} has "
+                              f"{', '.join(sorted(found))}, and {', '.join(sorted(wanted))} is wanted. Set optimizer= "
+                              f"as it was, or start again with from=.")
 
     def _place(self, key: str, value: Tensor, parameter: Tensor) -> Tensor:
         """Counters live on the host, except in the fused kernel; everything else beside its parameter."""
