@@ -43,8 +43,10 @@ class LARS:
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
         from forge.optimizer.groups import parameter_groups
         from forge.optimizer.layerwise import Layerwise
+        from forge.optimizer.masters import over_masters
         from forge.optimizer.update import GradientUpdate
 
         groups = parameter_groups(model, self.groups, self.weight_decay)
-        optimizer = Layerwise(groups, lr=self.lr, trust=self.trust, momentum=self.momentum)
-        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision.loss_scale)
+        optimizer = over_masters(precision.master, groups, lambda groups: Layerwise(
+            groups, lr=self.lr, trust=self.trust, momentum=self.momentum))
+        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision)

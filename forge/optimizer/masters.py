@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Groups = list[dict[str, Any]]
 
@@ -38,6 +38,11 @@ class OverMasters(torch.optim.Optimizer):
                       for pair in zip(ours["params"], theirs["params"], strict=True)]
         self.grad_scale: Tensor | None = None                       # GradScaler's seam
         self.found_inf: Tensor | None = None
+
+    def state_names(self, parameter: nn.Parameter) -> set[str]:
+        """What a snapshot must hold for a parameter: what the optimizer on the masters wants."""
+        names = getattr(self.inner, "state_names", None)
+        return names(dict(self.pairs)[parameter]) if names else {"step", "exp_avg", "exp_avg_sq"}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:           # type: ignore[override]

@@ -67,10 +67,12 @@ class Muon:
 
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
         from forge.optimizer.groups import parameter_groups
+        from forge.optimizer.masters import over_masters
         from forge.optimizer.orthogonal import Orthogonal, shared_out
         from forge.optimizer.update import GradientUpdate
 
         groups = parameter_groups(model, self.groups, self.weight_decay)
         own, rest = shared_out(groups, self.adamw, self.lr)
-        optimizer = Orthogonal(own, rest, self)
-        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision.loss_scale)
+        optimizer = over_masters(precision.master, own + rest, lambda groups: Orthogonal(
+            groups[:len(own)], groups[len(own):], self))
+        return GradientUpdate(optimizer, self.lr, self.clip, schedule, steps, precision)

@@ -31,6 +31,7 @@ class FP8:
     float32_products: Literal["float32", "tf32"]
     compute: ClassVar[str] = "bfloat16"         # of attention, experts and head; see `layers` for the rest
     parameter: ClassVar[str] = "float32"
+    master: ClassVar[None] = None
     loss_scale: ClassVar[None] = None
 
     def problems(self, config: Config) -> Iterator[str]:

@@ -17,6 +17,7 @@ from forge.optimizer.lars import LARS
 from forge.optimizer.muon import ByAdamW, Muon
 from forge.optimizer.orthogonal import orthogonal
 from forge.precision import LossScale
+from forge.precision.bf16_master import BF16Master
 from forge.precision.fp32 import FP32
 from forge.schedule.constant import Constant
 
@@ -241,6 +242,20 @@ def test_bfloat16_weights_are_updated_too(name):
 
 
 @pytest.mark.parametrize("name", BOTH)
+def test_masters_are_what_float32_weights_would_be(name):
+    """The optimizer runs on the masters, with the gradients it is given; the norm for clipping is not in play."""
+    model, exact = moe().bfloat16(), moe()
+    exact.load_state_dict({key: value.float() for key, value in model.state_dict().items()})
+    rounded = [{key: value.bfloat16() for key, value in each.items()} for each in some_gradients(model, 3)]
+    update, _ = trained(model, option(name), rounded, BF16Master("bfloat16", "float32"))
+    trained(exact, option(name), [{key: value.float() for key, value in each.items()} for each in rounded])
+    state = update.state_dict()
+    for key, weight in model.named_parameters():
+        torch.testing.assert_close(state[f"{key}/master"], exact.get_parameter(key).detach(), rtol=1e-6, atol=1e-7)
+        assert torch.equal(weight, state[f"{key}/master"].bfloat16())
+
+
+@pytest.mark.parametrize("name", BOTH)
 def test_a_few_updates_lower_the_loss(name):
     model = moe()
     settings = {"lr": 0.02, "adjust_lr": "match_rms_adamw"} if name == "muon" else {"trust": 0.1}
@@ -254,11 +269,12 @@ def test_a_few_updates_lower_the_loss(name):
 
 # ---- in a run
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
 @pytest.mark.parametrize("name", BOTH)
-def test_a_resumed_run_is_the_same_to_the_last_bit(name, shards, tmp_path):
+def test_a_resumed_run_is_the_same_to_the_last_bit(name, precision, shards, tmp_path):
     from test_resume import resume_here
 
-    line = [*shards, f"optimizer={name}", "snapshot=inline", "steps=6", "snapshot.every=3"]
+    line = [*shards, f"optimizer={name}", f"precision={precision}", "snapshot=inline", "steps=6", "snapshot.every=3"]
     whole = train_here(tmp_path / "whole", *line)
     assert whole.code == 0, whole.err
     assert train_here(tmp_path / "part", *line, "stop_at=3").code == 0
