@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from forge.attention import Executes
 from forge.attention.eager import Eager
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 class EagerStored:
     """Keeps the causal mask of the longest row so far, T x T bytes, and cuts each batch's out of it. Same bits as
     eager, which makes the mask anew for each batch and keeps none."""
+
+    executes: ClassVar[Executes] = Eager.executes
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import stored_mask

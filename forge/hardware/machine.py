@@ -26,6 +26,7 @@ class Machine:
         use, shared by the workers here.
     cudnn_benchmark: let cuDNN time its convolution algorithms and keep the fastest (inputs of constant shape).
     timeout_seconds: how long a collective waits for the other ranks before the run ends.
+    peak_tflops: of one device, dense bf16, in TFLOP/s: what utilisation is a share of; null: by forge's own table.
     """
 
     device: Literal["auto", "cpu", "cuda"]
@@ -33,6 +34,7 @@ class Machine:
     threads: int | None
     cudnn_benchmark: bool
     timeout_seconds: int
+    peak_tflops: float | None
 
     def problems(self, config: Config) -> Iterator[str]:
         if self.processes < 1:
@@ -41,6 +43,9 @@ class Machine:
             yield f"hardware.threads={self.threads}: at least 1 is wanted, or null to share the cores."
         if self.timeout_seconds < 1:
             yield f"hardware.timeout_seconds={self.timeout_seconds}: at least 1 is wanted."
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            yield (f"hardware.peak_tflops={self.peak_tflops}: more than 0 is wanted, in TFLOP/s, or null for the peaks "
+                   f"that forge knows.")
 
     def environment(self) -> dict[str, str]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))
