@@ -10,6 +10,7 @@ from conftest import Finished, composed, forge
 from omegaconf import OmegaConf
 
 from forge.config import check, conf_dir, realise
+from forge.model import Parts
 
 FOLDER = Path(conf_dir()) / "experiment"
 
@@ -78,6 +79,18 @@ def test_the_first_step_is_what_was_published():
         "schedule._target_": "forge.schedule.constant.Constant", "schedule.warmup": 0, "dataloader.workers": 4}
     assert {key: first[key] for key in published} == published
     assert all(realise(composed("experiment=nine_steps/step_0")).schedule(step, 100) == 1 for step in (0, 1, 99))
+
+
+def test_the_steps_have_the_published_number_of_weights_and_27648_biases_more():
+    def weights(step):
+        config = realise(composed(f"experiment=nine_steps/step_{step}"))
+        with torch.device("meta"):
+            network = config.model.build(Parts(config.attention, config.operators, config.moe_router, config.loss))
+        return sum(parameter.numel() for parameter in network.parameters())
+
+    assert weights(0) == weights(7) == 163_009_536 + 12 * 3 * 768
+    assert weights(9) == weights(0) + 2 * (50304 - 50257) * 768
+    assert weights(11) == weights(9) - 50304 * 768
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.rglob("*.yaml")), ids=lambda file: file.stem)
