@@ -21,6 +21,7 @@ from forge.hardware import Topology
 from forge.model import Parts
 from forge.observe.ledger import Ledger, drop_after
 from forge.observe.phases import Phases
+from forge.observe.seen import Seen
 from forge.optimizer.groups import freeze
 from forge.run import Run
 from forge.snapshot.store import read_snapshot
@@ -52,9 +53,10 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         raise ConfigError(problem)
     torch.use_deterministic_algorithms(config.reproducible)
     phases, progress = Phases(topology.device), Progress()
+    seen = Seen(getattr(config.model, "window", None))
 
     def stage(batch: Batch) -> Batch:
-        return config.augment(batch.to(topology.device))
+        return config.augment(seen(batch).to(topology.device))
 
     feed = build_feed(config, topology)
     model = build_model(config, topology)
@@ -72,7 +74,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         if topology.is_first:
             drop_after(ledger.path, progress.step)
 
-    run = Run(config, run_dir, topology, model, state, progress, phases, ledger, identity)
+    run = Run(config, run_dir, topology, model, state, progress, phases, ledger, seen, identity)
     with ExitStack() as opened:
         reader = config.dataloader.build(feed, topology)
         opened.callback(reader.close)

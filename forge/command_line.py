@@ -63,9 +63,11 @@ class CommandLine:
         allowed = packages(own)
         overrides = [word for word in rest if word.startswith("~") or ("=" in word and not word.startswith("-"))]
         for word in overrides:
-            if _key(word) in groups() and _key(word) != "tracker" and word.partition("=")[2].startswith("["):
+            if word.startswith("+experiment="):
+                raise ConfigError(f"{word}: write it without the plus, {word[1:]}")
+            if _key(word) in (*groups(), "experiment") and _key(word) != "tracker" and _value(word).startswith("["):
                 raise ConfigError(f"{word}: a group takes one option; only tracker takes a list.")
-        if base and any(word.startswith(("experiment=", "+experiment=")) for word in overrides):
+        if base and any(_key(word) == "experiment" for word in overrides):
             raise ConfigError("from= and resume= start from a run's own settings, and experiment= from others: give "
                               "one of them.")
         flags = [word for word in rest if word not in overrides]
@@ -140,10 +142,12 @@ def in_a_sentence(error: Exception) -> str:
     """What Hydra says about a line it cannot compose, without its search path and internal names."""
     message = str(error)
     key = re.search(r"Could not override '([^']+)'", message)
-    option = re.search(r"Could not find '(\w+)/(.+?)'.*Available options in '\w+':\s*(.*?)\s*Config search path",
+    option = re.search(r"Could not find '(\w+)/(.*?)'.*Available options in '\w+':\s*(.*?)\s*Config search path",
                        message, re.DOTALL)
     if option is not None:
         group, wrong, available = option.group(1), option.group(2), re.findall(r"\w+", option.group(3))
+        if group == "experiment":
+            available = list(dict.fromkeys([*experiments(), *available]))
         return f"{group}={wrong} is not an option.{did_you_mean(wrong, available)} Options: {', '.join(available)}."
     if key is None and "hydra.cc/docs" in message:      # its grammar's own words mean nothing to a reader
         said = message.splitlines()[0]
@@ -195,6 +199,17 @@ def choices_of(base: Path, overrides: list[str], folders: list[str] | None = Non
 
 def _key(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
+
+
+def _value(override: str) -> str:
+    return override.partition("=")[2]
+
+
+def experiments() -> list[str]:
+    """The names of the experiments in conf/, those in folders below as folder/name: Hydra lists one folder only."""
+    folder = Path(conf_dir()) / "experiment"
+    names = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("**/*.yaml")]
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def _written(option: Any) -> str:

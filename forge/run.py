@@ -13,12 +13,14 @@ from forge.hardware import Topology
 from forge.observe import Observer
 from forge.observe.ledger import Ledger
 from forge.observe.phases import Phases
+from forge.observe.seen import Seen
 from forge.state import Progress, RunState
 
 
 @dataclass(frozen=True)
 class Run:
-    """model: without the wrappers of comm. identity: what a data position depends on."""
+    """model: without the wrappers of comm. seen: what this rank was given to train on. identity: what a data
+    position depends on."""
 
     config: Config
     run_dir: Path
@@ -28,5 +30,6 @@ class Run:
     progress: Progress
     phases: Phases
     ledger: Ledger
+    seen: Seen
     identity: dict[str, Any]
     observers: list[Observer] = field(default_factory=list)

@@ -34,8 +34,9 @@ def parts(**changes) -> Parts:
 
 LLAMA = Decoder(
     vocab_size=61, width=32, layers=2, heads=4, kv_heads=2, head_width=8, hidden=48, norm="rms", eps=1e-5,
-    rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, qk_norm="none", clip_qkv=None,
-    window=None, tied=False, dropout=0.0, init_std=0.02, routing=None, family="llama", weights=None)
+    rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, fused_qkv=True,
+    qk_norm="none", clip_qkv=None, window=None, tied=False, dropout=0.0, init_std=0.02, routing=None, family="llama",
+    weights=None)
 ROUTING = Routing(num_experts=5, top_k=2, normalize=True, aux_loss=0.0, aux_scope="batch", z_loss=0.0)
 SMALL = {
     "gpt2": replace(LLAMA, kv_heads=4, hidden=128, norm="layer", rotary=None, activation="gelu_tanh", biases=True,

@@ -41,8 +41,8 @@ def loss_said(capsys, *words: str) -> float:
 def test_result_json_holds_every_key_of_the_contract(run):
     result = run.result
     assert {"status", "steps", "tokens", "loss_first", "loss_last", "loss_heldout", "tokens_per_second", "step_ms",
-            "phases_ms", "mfu", "hfu", "peak_memory_bytes", "device", "versions"} <= result.keys()
-    assert set(result["step_ms"]) == {"median", "p90"}
+            "phases_ms", "mfu", "mfu_exact", "hfu", "peak_memory_bytes", "device", "versions"} <= result.keys()
+    assert set(result["step_ms"]) == {"median", "p90", "mean"}
     assert set(result["phases_ms"]) == {"data_wait", "copy", "forward", "backward", "exposed_comm", "optimizer", "idle",
                                         "other"}
     assert (result["status"], result["steps"], result["tokens"]) == ("finished", 6, 6 * 12 * 32)
@@ -51,7 +51,7 @@ def test_result_json_holds_every_key_of_the_contract(run):
 
 
 def test_what_was_not_measured_is_null_and_not_0(run):
-    assert all(run.result[name] is None for name in ("mfu", "hfu"))
+    assert all(run.result[name] is None for name in ("mfu", "mfu_exact", "hfu"))
     assert run.result["phases_ms"]["exposed_comm"] is None and run.result["phases_ms"]["idle"] is None
     measured = [ms for ms in run.result["phases_ms"].values() if ms is not None]
     assert len(measured) >= 5 and all(ms > 0 for ms in measured)

@@ -94,12 +94,12 @@ def test_the_setting_wins_over_the_environment(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert Machine("cpu", 1, 2, False, 1, "automatic").environment() == {
+    assert Machine("cpu", 1, 2, False, 1, "automatic", None).environment() == {
         "OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "2000"}
-    assert Machine("cpu", 1, None, False, 1, "automatic").environment()["OMP_NUM_THREADS"] == "3"
+    assert Machine("cpu", 1, None, False, 1, "automatic", None).environment()["OMP_NUM_THREADS"] == "3"
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(12))
-    assert Machine("cpu", 3, None, False, 1, "automatic").environment()["OMP_NUM_THREADS"] == "4"
+    assert Machine("cpu", 3, None, False, 1, "automatic", None).environment()["OMP_NUM_THREADS"] == "4"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -184,7 +184,7 @@ def test_collectives_are_left_alone_after_an_error(monkeypatch, fails):
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: destroyed.append(True))
     try:
-        with Machine("cpu", 1, None, False, 1, "automatic").claim():
+        with Machine("cpu", 1, None, False, 1, "automatic", None).claim():
             if fails:
                 raise ValueError
     except ValueError:

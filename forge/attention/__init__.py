@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,20 @@ class Layout:
     window: int | None
     length: int
     device: Any                 # torch.device
+
+
+@dataclass(frozen=True)
+class Executes:
+    """What a kernel computes beyond what the model asks for. An option may state it as `executes`; hfu is null for
+    those that do not.
+
+    scores_again: backward computes the scores anew, since they were never stored.
+    skips: which hidden pairs are not computed: none; those that causal hides, where no document or window hides more;
+        or all.
+    """
+
+    scores_again: bool
+    skips: Literal["none", "causal", "all"]
 
 
 Plan = Any                      # what one attention option needs to know about a layout

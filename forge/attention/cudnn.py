@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from forge.attention import Executes
 from forge.attention.limits import half_precision, head_width, of_model, on_gpu
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ DROPOUT_STEPS = 16      # some of cuDNN's kernels know dropout in steps of 1/16 
 @dataclass(frozen=True)
 class CuDNN:
     """On a GPU in half precision. A CPU has no cuDNN: sdpa there."""
+
+    executes: ClassVar[Executes] = Executes(scores_again=True, skips="causal")
 
     def problems(self, config: Config) -> Iterator[str]:
         yield from half_precision("cudnn", config)

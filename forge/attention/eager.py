@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from forge.attention import Executes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Eager:
     """Holds the scores [B, heads, T, T] in memory. Softmax in float32, as Hugging Face's eager attention does it."""
+
+    executes: ClassVar[Executes] = Executes(scores_again=False, skips="none")
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import mask

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from forge.attention import Executes
 from forge.attention.limits import half_precision, head_width
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Flash:
     """On a GPU in half precision; on a CPU in float32 too, without dropout."""
+
+    executes: ClassVar[Executes] = Executes(scores_again=True, skips="causal")
 
     def problems(self, config: Config) -> Iterator[str]:
         yield from half_precision("flash", config)

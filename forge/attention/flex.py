@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from forge.attention import Executes
 from forge.attention.limits import of_model, on_gpu
 from forge.notes import say
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Flex:
     """The kernel that skips what documents and windows hide. A CPU has no backward for it: masked sdpa there."""
+
+    executes: ClassVar[Executes] = Executes(scores_again=True, skips="all")
 
     def problems(self, config: Config) -> Iterator[str]:
         if on_gpu(config) and of_model(config, "dropout"):

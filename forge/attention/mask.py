@@ -19,11 +19,32 @@ def mask(layout: Layout) -> Tensor | None:
     """
     if hides_nothing(layout):
         return None
-    position = torch.arange(layout.length, device=layout.device)
+    return _and_documents(_by_position(layout.causal, layout.window, layout.length, layout.device), layout)
+
+
+_STORED: dict[tuple[bool, int | None, torch.device], Tensor] = {}
+
+
+def stored_mask(layout: Layout) -> Tensor | None:
+    """The same, cut out of a table that is kept for as long as the process lives. It grows to the longest row."""
+    if hides_nothing(layout):
+        return None
+    key = (layout.causal, layout.window, layout.device)
+    if key not in _STORED or len(_STORED[key]) < layout.length:
+        _STORED[key] = _by_position(*key[:2], layout.length, layout.device)
+    return _and_documents(_STORED[key][:layout.length, :layout.length], layout)
+
+
+def _by_position(causal: bool, window: int | None, length: int, device: torch.device) -> Tensor:
+    """[T, T] bool."""
+    position = torch.arange(length, device=device)
     back = position[:, None] - position[None, :]            # how far behind the row the column lies
-    allowed = back >= 0 if layout.causal else torch.ones_like(back, dtype=torch.bool)
-    if layout.window is not None:
-        allowed = allowed & (back.abs() < layout.window)
+    allowed = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
+    return allowed if window is None else allowed & (back.abs() < window)
+
+
+def _and_documents(allowed: Tensor, layout: Layout) -> Tensor:
+    """[B or 1, 1, T, T] from [T, T]."""
     allowed = allowed[None, None]
     if layout.documents is not None:
         documents = layout.documents[:, None]

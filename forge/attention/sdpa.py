@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from forge.attention import Executes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SDPA:
     """No mask in memory for causal attention; one of B x T x T bytes for documents and windows."""
+
+    executes: ClassVar[Executes] = Executes(scores_again=True, skips="causal")
 
     def plan(self, layout: Layout) -> Choice:
         from forge.attention.fused import choose

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.checkpointing import Repeats
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -15,3 +17,6 @@ class Full:
         from forge.checkpointing.recompute import recompute
 
         return recompute(model, every=1, kept=frozenset())
+
+    def repeats(self, layers: int) -> Repeats:
+        return Repeats(blocks=layers, kept=())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.checkpointing import Repeats
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -13,3 +15,6 @@ if TYPE_CHECKING:
 class KeepAll:
     def __call__(self, model: nn.Module) -> nn.Module:
         return model
+
+    def repeats(self, layers: int) -> Repeats:
+        return Repeats(blocks=0, kept=())

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from forge.checkpointing import Repeats
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -32,3 +34,6 @@ class Selective:
 
         kept = frozenset(operator for family in self.save for operator in FAMILIES[family])
         return recompute(model, self.every, kept)
+
+    def repeats(self, layers: int) -> Repeats:
+        return Repeats(blocks=len(range(0, layers, self.every)), kept=tuple(self.save))

@@ -27,6 +27,7 @@ class Machine:
     cudnn_benchmark: let cuDNN time its convolution algorithms and keep the fastest (inputs of constant shape).
     timeout_seconds: how long a collective waits for the other ranks before the run ends.
     garbage: frozen: Python's collector no longer walks what is alive once training runs; automatic: it does.
+    peak_tflops: of one device, dense bf16, in TFLOP/s: what utilisation is a share of; null: by forge's own table.
     """
 
     device: Literal["auto", "cpu", "cuda"]
@@ -35,6 +36,7 @@ class Machine:
     cudnn_benchmark: bool
     timeout_seconds: int
     garbage: Literal["automatic", "frozen"]
+    peak_tflops: float | None
 
     def problems(self, config: Config) -> Iterator[str]:
         if self.processes < 1:
@@ -43,6 +45,9 @@ class Machine:
             yield f"hardware.threads={self.threads}: at least 1 is wanted, or null to share the cores."
         if self.timeout_seconds < 1:
             yield f"hardware.timeout_seconds={self.timeout_seconds}: at least 1 is wanted."
+        if self.peak_tflops is not None and not self.peak_tflops > 0:
+            yield (f"hardware.peak_tflops={self.peak_tflops}: more than 0 is wanted, in TFLOP/s, or null for the peaks "
+                   f"that forge knows.")
 
     def environment(self) -> dict[str, str]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ class Chunked:
     """
 
     chunk_tokens: int
+    head_products: ClassVar[int] = 4    # the logits twice
 
     def __call__(self, hidden: Tensor, head_weight: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         from forge.loss.cross_entropy import chunked_cross_entropy_sum

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from forge.batch import Batch
+    from forge.model.flops import Forward
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Trainable(Protocol):
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations of forward and backward, per token: 6 * active parameters in matmuls
         + 12 * layers * width * sequence_length (PaLM, appendix B; nanoGPT's convention)."""
+        ...
+
+    def forward_flops(self) -> Forward:
+        """The same of one forward pass, term by term, from which all utilisation is reckoned."""
         ...
 
 

@@ -27,7 +27,7 @@ class SelfAttention(nn.Module):
             self.q_norm, self.k_norm = (parts.operators.norm(width, "rms", decoder.eps) for width in over)
 
     def forward(self, x: Tensor, rotation: Tensor | None, plan: Any) -> Tensor:
-        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
+        q, k, v = self._project(x)
         if self.decoder.qk_norm == "width":
             q, k = self.q_norm(q), self.k_norm(k)
         if self.decoder.clip_qkv is not None:
@@ -39,6 +39,14 @@ class SelfAttention(nn.Module):
             q, k = rotate(q, rotation), rotate(k, rotation)
         heads = self.attend(q, k, v, plan, self.decoder.dropout if self.training else 0.0)
         return self.out(heads.transpose(1, 2).flatten(2))       # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values: as one product, or as three with the rows that each has in the same weight."""
+        if self.decoder.fused_qkv:
+            return self.qkv(x).split(self.sizes, dim=-1)        # type: ignore[no-any-return]
+        weights = self.qkv.weight.split(self.sizes)
+        biases = [None] * len(weights) if self.qkv.bias is None else self.qkv.bias.split(self.sizes)
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
 
 class Block(nn.Module):

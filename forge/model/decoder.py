@@ -54,6 +54,7 @@ class Decoder:
     head_width: of one head; heads * head_width need not be width. hidden: of the feed-forward, or of one expert.
     rotary: null: learned positions instead. max_length: rows of learned positions; for rotary it is only written down.
     biases: of the linear layers in attention and feed-forward (experts and head have none).
+    fused_qkv: queries, keys and values are one product; false: three, with the same weight's rows.
     qk_norm: RMS norm of queries and keys, over each head or over the width of all heads. clip_qkv: their largest size.
     window: a token sees itself and the window - 1 before it; null: all before it.
     tied: the head's weight is the embedding's. dropout: of embedding, attention weights and both residual branches.
@@ -75,6 +76,7 @@ class Decoder:
     max_length: int
     activation: Activation
     biases: bool
+    fused_qkv: bool
     qk_norm: QKNorm
     clip_qkv: float | None
     window: int | None

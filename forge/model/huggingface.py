@@ -25,7 +25,7 @@ ARCHITECTURES: dict[Family, str] = {
 _GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 # Settings that change no result of the model that was saved: they belong to the run.
-_FREE = {"dropout", "init_std", "weights", "family", "aux_loss", "aux_scope", "z_loss"}
+_FREE = {"dropout", "init_std", "weights", "family", "aux_loss", "aux_scope", "z_loss", "fused_qkv"}
 
 # What this decoder computes in one way only. Absent means the same in every release of transformers.
 _FIXED: Settings = {
@@ -62,7 +62,8 @@ def decoder_of(settings: Settings, where: str) -> Decoder:
         raise UnreadableError(f"{where} does not state {error.args[0]}.") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
         raise UnreadableError(f"{where} does not fit: {error}.") from None
-    decoder: Decoder | None = structure(Decoder, {**fields, "family": family, "weights": None}, where, mistakes)
+    decoder: Decoder | None = structure(Decoder, {**fields, "fused_qkv": True, "family": family, "weights": None},
+                                            where, mistakes)
     if decoder is None:
         raise UnreadableError(f"{where} does not fit: {' '.join(mistakes)}")
     return decoder

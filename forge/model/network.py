@@ -14,6 +14,7 @@ from forge.errors import ConfigError
 from forge.model import Parts
 from forge.model.block import Block
 from forge.model.decoder import Decoder
+from forge.model.flops import Forward, convention, forward_of
 from forge.model.rotary import RotaryEmbedding
 
 
@@ -61,14 +62,10 @@ class Network(nn.Module):
         return [self.blocks]
 
     def flops_per_token(self, sequence_length: int) -> float:
-        decoder = self.decoder
-        attention_width = decoder.heads * decoder.head_width
-        attention = decoder.width * (2 * attention_width + 2 * decoder.kv_heads * decoder.head_width)
-        feed_forward = decoder.width * decoder.hidden * (3 if decoder.activation == "swiglu" else 2)
-        if decoder.routing is not None:
-            feed_forward = feed_forward * decoder.routing.top_k + decoder.width * decoder.routing.num_experts
-        active = decoder.layers * (attention + feed_forward) + decoder.width * decoder.vocab_size
-        return 6.0 * active + 12.0 * decoder.layers * attention_width * sequence_length
+        return convention(self.forward_flops(), sequence_length)
+
+    def forward_flops(self) -> Forward:
+        return forward_of(self.decoder)
 
     def _prepare(self, batch: Batch) -> tuple[Tensor, Any]:
         """Positions [B or 1, T], and the attention option's plan."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from forge.moe_router import Routing
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Loop:
     """Expert by expert: slow on a GPU, and the plain twin of the other routers."""
+
+    pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
         from forge.moe_router.mixture import Mixture, mix_by_loop

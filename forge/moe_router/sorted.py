@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from forge.moe_router import Routing
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Sorted:
     """Tokens sorted by expert, then one grouped matrix product for all experts: no host waits, no atomic adds."""
+
+    pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
         from forge.moe_router.mixture import Mixture, mix_by_sorting

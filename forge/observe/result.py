@@ -15,10 +15,10 @@ import torch
 
 import forge
 from forge.observe import Observer
-from forge.observe.flops import mfu
+from forge.observe.flops import utilisation
 from forge.observe.ledger import finite
 from forge.observe.phases import WARMUP
-from forge.observe.summary import print_summary, write_report
+from forge.observe.summary import UTILISATION, print_summary, write_report
 from forge.run import Run
 
 PHASES = ("data_wait", "copy", "forward", "backward", "exposed_comm", "optimizer", "idle", "other")
@@ -42,14 +42,14 @@ def _speed(run: Run) -> dict[str, Any]:
     lengths = np.array(run.phases.read(wait=True))
     steady = lengths[WARMUP:] if len(lengths) > WARMUP else lengths
     facts: dict[str, Any] = {"tokens_per_second": None, "step_ms": None, "phases_ms": dict.fromkeys(PHASES),
-                             "mfu": None, "hfu": None, "pause_seconds": run.phases.paused_ms / 1e3}
+                             **dict.fromkeys(UTILISATION), "pause_seconds": run.phases.paused_ms / 1e3}
     if not len(steady):
         return facts
     rate = run.ledger.targets_here() / len(lengths) / steady.mean() * 1e3
-    cost = run.model.flops_per_token(run.config.sequence_length)            # type: ignore[operator]
     return facts | {"tokens_per_second": float(rate), "phases_ms": facts["phases_ms"] | run.phases.means(),
-                    "step_ms": {"median": float(np.median(steady)), "p90": float(np.quantile(steady, 0.9))},
-                    "mfu": mfu(cost, rate, run.topology.world_size, run.topology.device)}
+                    "step_ms": {"median": float(np.median(steady)), "p90": float(np.quantile(steady, 0.9)),
+                                "mean": float(steady.mean())},
+                    **utilisation(run, float(rate))}
 
 
 def _memory(run: Run) -> dict[str, Any]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 MEANING = {"data_wait": "waiting for data", "copy": "copy to the device", "forward": "forward and loss",
            "backward": "backward (with sync)", "optimizer": "update", "other": "everything else"}
 
+UTILISATION = {"mfu": "MFU by convention", "mfu_exact": "exactly causal", "hfu": "executed (HFU)"}
+
 
 def print_summary(result: dict[str, Any], run_dir: Path) -> None:
     """To the terminal: the losses, a sample, where the time went, and where everything is."""
@@ -66,9 +68,12 @@ def _losses(result: dict[str, Any]) -> list[str]:
                   if result.get("loss_trigram") is not None else "")
         lines.append(f"Held-out loss {result['loss_heldout']:.4f} {unit}{beside}.")
     if result["tokens_per_second"] is not None:
-        share = f", {result['mfu']:.1%} of the device's peak" if result["mfu"] is not None else ""
-        lines.append(f"{result['tokens_per_second']:,.0f} tokens/s{share}; "
+        lines.append(f"{result['tokens_per_second']:,.0f} tokens/s; "
                      f"peak memory {result['peak_memory_bytes'] / 1e9:.2f} GB.")
+    shares = [f"{name} {result[key]:.1%}" for key, name in UTILISATION.items() if result[key] is not None]
+    if shares:
+        lines.append(f"Of the peak of {'the device' if result['device']['count'] == 1 else 'all devices'}: "
+                     f"{', '.join(shares)}.")
     return lines
 
 

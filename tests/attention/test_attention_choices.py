@@ -15,6 +15,7 @@ from forge.attention import Layout
 from forge.attention.blocks import may_look
 from forge.attention.cudnn import CuDNN
 from forge.attention.eager import Eager
+from forge.attention.eager_stored import EagerStored
 from forge.attention.flash import Flash
 from forge.attention.flex import Flex
 from forge.attention.sdpa import SDPA
@@ -92,7 +93,7 @@ def test_flash_says_that_a_cpu_kernel_has_no_dropout_also_while_compiling(said):
     assert ["no dropout on a CPU" in sentence for sentence in said()] == [True]
 
 
-@pytest.mark.parametrize("option", [Eager(), SDPA(), Flash(), CuDNN(), Flex()])
+@pytest.mark.parametrize("option", [Eager(), EagerStored(), SDPA(), Flash(), CuDNN(), Flex()])
 @pytest.mark.parametrize("documents", [False, True])
 def test_a_new_batch_is_not_a_new_compilation(option, documents):
     torch._dynamo.reset()

@@ -11,12 +11,13 @@ from forge.attention import Layout
 from forge.attention.blocks import may_look
 from forge.attention.cudnn import CuDNN
 from forge.attention.eager import Eager
+from forge.attention.eager_stored import EagerStored
 from forge.attention.flash import Flash
 from forge.attention.flex import Flex
-from forge.attention.mask import mask
+from forge.attention.mask import mask, stored_mask
 from forge.attention.sdpa import SDPA
 
-OPTIONS = {"sdpa": SDPA(), "flash": Flash(), "cudnn": CuDNN(), "flex": Flex()}
+OPTIONS = {"eager_stored": EagerStored(), "sdpa": SDPA(), "flash": Flash(), "cudnn": CuDNN(), "flex": Flex()}
 LENGTHS = (1, 17, 129)              # alone, odd, one more than a kernel's block
 HEADS = ((4, 4), (4, 2), (4, 1))    # queries and keys
 WIDTH = 16
@@ -139,3 +140,13 @@ def test_dropout_scales_what_it_keeps(name):
     assert torch.equal(drawn, option(q, k, v, plan, 0.5))
     spread = drawn.std(0) / 400 ** 0.5
     assert ((drawn.mean(0) - option(q, k, v, plan, 0.0)[0]).abs() <= 5 * spread + 1e-6).all()
+
+
+def test_a_stored_mask_is_the_made_one_and_is_kept():
+    """Longer rows after shorter ones, and shorter after longer."""
+    for length in (5, 9, 3):
+        for who in layouts(length):
+            made, stored = mask(who), stored_mask(who)
+            assert (made is None) == (stored is None) and (made is None or torch.equal(made, stored))
+    one, other = stored_mask(layout(9)), stored_mask(layout(4))
+    assert one.data_ptr() == other.data_ptr() and mask(layout(9)).data_ptr() != one.data_ptr()

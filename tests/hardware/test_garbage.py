@@ -38,7 +38,7 @@ def no_collection_but_ours():
 
 def test_what_lives_is_walked_no_more_after_the_second_update_until_the_end(step):
     kept = Node()
-    with Machine("cpu", 1, None, False, 1, "frozen").claim():
+    with Machine("cpu", 1, None, False, 1, "frozen", None).claim():
         step()
         assert walked(kept)
         step()
@@ -47,7 +47,7 @@ def test_what_lives_is_walked_no_more_after_the_second_update_until_the_end(step
 
 
 def test_garbage_from_before_and_after_is_collected(step):
-    with Machine("cpu", 1, None, False, 1, "frozen").claim():
+    with Machine("cpu", 1, None, False, 1, "frozen", None).claim():
         before = weakref.ref(Node())
         assert before() is not None
         step()
@@ -62,7 +62,7 @@ def test_garbage_from_before_and_after_is_collected(step):
 
 
 def test_an_error_leaves_nothing_behind(step):
-    with pytest.raises(ZeroDivisionError), Machine("cpu", 1, None, False, 1, "frozen").claim():
+    with pytest.raises(ZeroDivisionError), Machine("cpu", 1, None, False, 1, "frozen", None).claim():
         step()
         raise ZeroDivisionError
     step()

@@ -107,6 +107,18 @@ def test_same_seed_same_weights_whatever_the_options(name):
         assert torch.equal(value, other.state_dict()[key])
 
 
+@ALL
+def test_three_products_are_the_fused_one(name):
+    """Tolerance: the same sums of at most 48 float32 terms, cut otherwise, through two blocks and back."""
+    fused, apart = _build(SMALL[name]), _build(replace(SMALL[name], fused_qkv=False))
+    assert [key for key, _ in fused.named_parameters()] == [key for key, _ in apart.named_parameters()]
+    products = []
+    apart.blocks[0].attention.qkv.register_forward_hook(lambda *_: products.append("one"))
+    for one, other in zip(_step(fused, _batch()), _step(apart, _batch()), strict=True):
+        assert (one - other).norm() <= 4 * 48 * 2.0**-24 * one.norm()
+    assert products == []
+
+
 def test_weights_are_drawn_as_gpt2_draws_them():
     network = _build(replace(SMALL["gpt2"], width=128, hidden=512, layers=8, head_width=32))
     deviations = {name: p.std().item() for name, p in network.named_parameters() if p.dim() == 2}
