@@ -29,7 +29,7 @@ def preset(name: str, *overrides: str) -> Decoder:
 
 
 def parts(**changes) -> Parts:
-    return Parts(**{"attention": Eager(), "operators": Native(), "moe_router": Loop(), "loss": Plain(), **changes})
+    return Parts(**{"attention": Eager(), "operators": Native(), "moe_router": Loop(), "loss": Plain(1), **changes})
 
 
 LLAMA = Decoder(

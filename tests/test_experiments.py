@@ -35,6 +35,10 @@ CHANGES = {
          "precision.scope": (None, "model"), "precision.cache_enabled": (None, True),
          "precision.reduce": ("bfloat16", "float32"), "precision.residual": (None, "bfloat16")},
     14: {"global_batch": (32, 64)},
+    15: {"loss._target_": ("forge.loss.plain.Plain", "forge.loss.inplace.Inplace")},
+    16: {"operators._target_": ("forge.operators.native.Native", "forge.operators.fused.Fused")},
+    17: {"optimizer.implementation": ("fused", "triton")},
+    18: {"model.biases": (True, False)},
 }
 STEPS = range(len(CHANGES) + 1)
 SMALL = ["hardware=cpu", "model.width=32", "model.layers=2", "model.heads=2", "model.head_width=16", "model.hidden=48",
@@ -153,15 +157,16 @@ def test_an_experiment_yields_to_the_command_line_and_not_to_the_defaults():
     assert settings("experiment=nine_steps/step_9", "attention=flash")["attention._target_"].endswith("Flash")
 
 
-def test_the_fast_line_is_the_plain_one_with_other_attention_and_stream():
+def test_the_fast_line_is_the_plain_one_by_other_options():
     plain, fast = settings("experiment=gpt2_124m_plain"), settings("experiment=gpt2_124m_fast")
     assert {key for key in plain.keys() | fast.keys() if plain.get(key) != fast.get(key)} == {
-        "attention._target_", "precision.residual"}
+        "attention._target_", "precision.residual", "loss._target_", "operators._target_", "optimizer.implementation",
+        "overlap._target_", "overlap.depth"}
 
 
 @pytest.mark.parametrize(("words", "said"), [
     (["experiment=nine_steps/step_33"], "Did you mean 'nine_steps/step_3'? Options: gpt2_124m_fast, gpt2_124m_plain, "
-                                        "nine_steps/step_0, nine_steps/step_1, nine_steps/step_2"),
+                                        "gpt2_1558m_fast, llama_1b_fast, nine_steps/step_0, nine_steps/step_1, "),
     (["experiment=gpt2_124m_fst"], "experiment=gpt2_124m_fst is not an option. Did you mean 'gpt2_124m_fast'?"),
     (["experiment="], "experiment= is not an option."),
     (["experiment=[gpt2_124m_fast]"], "a group takes one option"),

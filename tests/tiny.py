@@ -24,7 +24,7 @@ def tiny_model(layers=3, dropout=0.0, routing=None, attention=None, seed=0, wind
         fused_qkv=True, qk_norm="none", clip_qkv=None, window=window, tied=False, dropout=dropout, init_std=0.2,
         routing=routing, family="llama", weights=None)
     torch.manual_seed(seed)
-    return decoder.build(Parts(attention or SDPA(), Native(), Sorted(), Plain()))
+    return decoder.build(Parts(attention or SDPA(), Native(), Sorted(), Plain(1)))
 
 
 def tiny_batch(rows=2, length=17, seed=0):

@@ -13,8 +13,8 @@ from forge.kernels import runs_on
 from forge.loss.cross_entropy import missing_rows
 
 
-def overwriting_cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor,
-                                  scale: Tensor) -> tuple[Tensor, Tensor]:
+def overwriting_cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: Tensor, scale: Tensor,
+                                  pad_to: int) -> tuple[Tensor, Tensor]:
     """hidden [N, width], head_weight [vocabulary, width], targets [N], scale scalar -> (sum * scale, sum): see
     forge.loss.Loss."""
     device = hidden.device.type
@@ -22,7 +22,7 @@ def overwriting_cross_entropy_sum(hidden: Tensor, head_weight: Tensor, targets: 
         dtype = torch.get_autocast_dtype(device)
         hidden, head_weight = hidden.to(dtype), head_weight.to(dtype)
     vocabulary = head_weight.shape[0]
-    missing = missing_rows(vocabulary, hidden.device)
+    missing = missing_rows(vocabulary, pad_to, hidden.device)
     padded = F.pad(head_weight, (0, 0, 0, missing)) if missing else head_weight
     with torch.autocast(device, enabled=False):
         scaled, total = _Overwriting.apply(             # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ SMALL = ["hardware=gpu", "model.width=128", "model.layers=2", "model.heads=2", "
          "dataloader.workers=0"]
 
 
-@pytest.mark.parametrize("name", [*(f"nine_steps/step_{step}" for step in range(15)), "gpt2_124m_plain",
+@pytest.mark.parametrize("name", [*(f"nine_steps/step_{step}" for step in range(19)), "gpt2_124m_plain",
                                   "gpt2_124m_fast"])
 def test_an_experiment_trains_on_a_gpu(name, shards, tmp_path):
     from forge.freeze import freeze

@@ -98,7 +98,7 @@ def test_the_loss_takes_the_kernel_where_it_runs(kernels, monkeypatch):
     from forge.loss.plain import Plain
 
     results = []
-    for loss, interpret in ((Plain(), "0"), (Inplace(), "1")):
+    for loss, interpret in ((Plain(1), "0"), (Inplace(1), "1")):
         monkeypatch.setenv("TRITON_INTERPRET", interpret)
         hidden, weight = drawn(7, 8).requires_grad_(), drawn(30, 8, seed=1).requires_grad_()
         scaled, total = loss(hidden, weight, torch.arange(7), torch.tensor(0.5))

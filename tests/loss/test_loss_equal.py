@@ -35,13 +35,13 @@ def _results(loss, hidden, weight, targets):
 
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 28, ROWS, 1000])
 def test_chunked_equals_plain(chunk_tokens):
-    plain = _results(Plain(), *_inputs())
-    chunked = _results(Chunked(chunk_tokens), *_inputs())
+    plain = _results(Plain(1), *_inputs())
+    chunked = _results(Chunked(chunk_tokens, 1), *_inputs())
     for one, other in zip(plain, chunked, strict=True):
         assert (one - other).norm() <= 2 * ROWS * UNIT * one.norm()
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
+@pytest.mark.parametrize("loss", [Plain(1), Chunked(7, 1), Inplace(1)], ids=["plain", "chunked", "inplace"])
 def test_counts_only_targets(loss):
     hidden, weight, targets = _inputs()
     scaled, total = loss(hidden, weight, targets, torch.tensor(0.25))
@@ -51,14 +51,14 @@ def test_counts_only_targets(loss):
     assert torch.equal(scaled, total * 0.25)
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
+@pytest.mark.parametrize("loss", [Plain(1), Chunked(7, 1), Inplace(1)], ids=["plain", "chunked", "inplace"])
 def test_nothing_to_predict_is_zero_and_has_a_zero_gradient(loss):
     hidden, weight, targets = _inputs()
     scaled, _, *grads = _results(loss, hidden, weight, torch.full_like(targets, IGNORED))
     assert scaled == 0 and all(torch.count_nonzero(grad) == 0 for grad in grads)
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(7), Inplace()], ids=["plain", "chunked", "inplace"])
+@pytest.mark.parametrize("loss", [Plain(1), Chunked(7, 1), Inplace(1)], ids=["plain", "chunked", "inplace"])
 def test_bfloat16_hidden_states_are_summed_in_float32(loss):
     hidden, weight, targets = _inputs(torch.bfloat16)
     scaled, total, hidden_grad, _ = _results(loss, hidden, weight, targets)
@@ -70,7 +70,7 @@ def test_bfloat16_hidden_states_are_summed_in_float32(loss):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_inplace_equals_plain(dtype):
-    plain, inplace = (_results(loss, *_inputs(dtype)) for loss in (Plain(), Inplace()))
+    plain, inplace = (_results(loss, *_inputs(dtype)) for loss in (Plain(1), Inplace(1)))
     unit = UNIT if dtype is torch.float32 else 2.0**-53
     for one, other in zip(plain, inplace, strict=True):
         assert (one - other).norm() <= 2 * ROWS * unit * one.norm()
@@ -78,24 +78,24 @@ def test_inplace_equals_plain(dtype):
 
 def test_inplace_keeps_one_tensor_of_logits():
     logits = 4 * ROWS * VOCABULARY
-    assert logits < _saved_bytes(Inplace()) < 2 * logits
+    assert logits < _saved_bytes(Inplace(1)) < 2 * logits
 
 
 def test_the_gradient_of_inplace_follows_what_comes_after_the_loss():
     hidden, weight, targets = _inputs(torch.float64)
-    scaled, _ = Inplace()(hidden, weight, targets, torch.tensor(0.5, dtype=torch.float64))
+    scaled, _ = Inplace(1)(hidden, weight, targets, torch.tensor(0.5, dtype=torch.float64))
     (3 * scaled).backward()
     wanted, *_ = _inputs(torch.float64)
-    (1.5 * Plain()(wanted, weight.detach(), targets, torch.tensor(1.0))[0]).backward()
+    (1.5 * Plain(1)(wanted, weight.detach(), targets, torch.tensor(1.0))[0]).backward()
     torch.testing.assert_close(hidden.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("loss", [Plain(), Chunked(chunk_tokens=5), Inplace()])
+@pytest.mark.parametrize("loss", [Plain(1), Chunked(5, 1), Inplace(1)])
 def test_the_rows_that_fill_the_last_tile_change_nothing(loss, monkeypatch):
     """What is done on a GPU, done here: equal but for the order of the products' sums."""
     without = _results(loss, *_inputs())
     for module in ("cross_entropy", "overwriting"):
-        monkeypatch.setattr(f"forge.loss.{module}.missing_rows", lambda vocabulary, device: -vocabulary % 64)
+        monkeypatch.setattr(f"forge.loss.{module}.missing_rows", lambda vocabulary, pad_to, device: -vocabulary % 64)
     for got, wanted in zip(_results(loss, *_inputs()), without, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
@@ -116,9 +116,11 @@ def _saved_bytes(loss):
 
 def test_chunked_keeps_no_logits():
     logits = 4 * ROWS * VOCABULARY
-    assert _saved_bytes(Plain()) > logits
-    assert _saved_bytes(Chunked(4)) < 4 * (ROWS + VOCABULARY) * WIDTH + 16 * ROWS + 64
+    assert _saved_bytes(Plain(1)) > logits
+    assert _saved_bytes(Chunked(4, 1)) < 4 * (ROWS + VOCABULARY) * WIDTH + 16 * ROWS + 64
 
 
-def test_chunk_tokens_must_be_positive():
-    assert list(Chunked(0).problems(None)) == ["loss.chunk_tokens=0: at least 1 is wanted."]
+def test_settings_must_be_positive():
+    assert list(Chunked(0, 1).problems(None)) == ["loss.chunk_tokens=0: at least 1 is wanted."]
+    for loss in (Plain(0), Inplace(0), Chunked(1, 0)):
+        assert list(loss.problems(None)) == ["loss.pad_to=0: at least 1 is wanted."]

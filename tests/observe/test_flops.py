@@ -54,7 +54,7 @@ def counted(decoder, checkpointing=None, **options) -> float:
 
 
 def config(decoder, **changes):
-    return SimpleNamespace(**{"attention": Eager(), "checkpointing": KeepAll(), "loss": Plain(), "moe_router": Loop(),
+    return SimpleNamespace(**{"attention": Eager(), "checkpointing": KeepAll(), "loss": Plain(1), "moe_router": Loop(),
                               "optimizer": SimpleNamespace(groups=[]), "model": decoder,
                               "choices": {"compile": "none"}, **changes})
 
@@ -111,8 +111,8 @@ def test_what_checkpointing_repeats_is_what_the_counter_counts(name, checkpointi
 
 def test_the_chunked_head_is_computed_once_more():
     decoder = SMALL["llama"]
-    found = counted(decoder, loss=Chunked(20))
-    assert predicted(decoder, loss=Chunked(20)) == pytest.approx(found, rel=CLOSE)
+    found = counted(decoder, loss=Chunked(20, 1))
+    assert predicted(decoder, loss=Chunked(20, 1)) == pytest.approx(found, rel=CLOSE)
     assert found - counted(decoder) == pytest.approx(2 * 32 * 61, rel=CLOSE)
 
 
