@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Eager:
-    """Holds the scores [B, heads, T, T] in memory. Softmax in float32, as Hugging Face's eager attention does it."""
+    """Holds the scores [B, heads, T, T] in memory. Softmax in at least float32, as in Hugging Face's eager attention."""
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import mask
@@ -22,7 +22,7 @@ class Eager:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Tensor | None, dropout: float) -> Tensor:
         import torch.nn.functional as F
-        from torch import float32
+        from torch import float32, promote_types
 
         from forge.attention.heads import repeat
 
@@ -30,5 +30,5 @@ class Eager:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         if plan is not None:
             scores = scores.masked_fill(~plan, float("-inf"))
-        weights = scores.softmax(-1, dtype=float32).to(v.dtype)
+        weights = scores.softmax(-1, dtype=promote_types(scores.dtype, float32)).to(v.dtype)
         return F.dropout(weights, dropout, training=dropout > 0) @ v

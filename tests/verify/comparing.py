@@ -1,0 +1,40 @@
+"""One comparison inside this process."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+from forge.verify.__main__ import verify
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    result: dict
+
+    @property
+    def verdict(self) -> str:
+        return self.result["verdict"]
+
+    @property
+    def reason(self) -> str:
+        return self.result["reason"]
+
+
+def compare(run_dir: Path, *words: str, common: list[str] = (), baseline: str = "", outside: Path | None = None,
+            allowed: str = "") -> Answer:
+    """words: the candidate's. common: both sides'. outside: the folder that options were planted in."""
+    common = [*TINY, *common]
+    flags = ["--config-dir", f"{outside}/conf", f"allowed_packages={allowed}"] if outside else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["forge.verify"])
+        if outside:
+            patch.syspath_prepend(outside)
+            patch.setenv("PYTHONPATH", f"{outside}:{Path(__file__).parents[2]}")
+        quoted = " ".join(f'"{word}"' for word in [*common, *baseline.split()])
+        code = verify([*flags, *common, *words, f"baseline={quoted}", f"run_dir={run_dir}"])
+    return Answer(int(code), json.loads((run_dir / "result.json").read_text()))
