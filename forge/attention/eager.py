@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Eager:
-    """Holds the scores [B, heads, T, T] in memory. Softmax in at least float32, as in Hugging Face's eager attention."""
+    """Holds the scores [B, heads, T, T] in memory. Softmax in at least float32, as Hugging Face has it."""
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import mask

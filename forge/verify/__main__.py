@@ -7,7 +7,8 @@ that baseline= describes, whole; without it, with the run without any words. fro
     python -m forge.verify precision=bf16 attention=flash baseline='precision=bf16 attention=eager'
 
 verify.SETTING=VALUE sets what conf/verify/ holds. declared= names settings that are meant to change the maths. --json
-prints result.json. Exit codes: 0 the same, or different by design; 3 different; 4 cannot judge; 2 a mistake in the words.
+prints result.json. Exit codes: 0 the same, or different by design; 3 different; 4 cannot judge; 2 a mistake in the
+words.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ def _free(topology: Topology) -> None:
     """The next job builds a model of its own."""
     import torch
 
-    gc.collect()
     if topology.device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

@@ -10,8 +10,9 @@ from forge.verify import BY_DESIGN, CANNOT_JUDGE, DIFFERS, SAME_BITS, SAME_MATHS
 from forge.verify.changes import Change, Kind
 from forge.verify.rule import EPS, Compared, Distance
 
-MEANT = {"maths": ("maths",), "deployed": ("maths",), "precision": ("maths", "rounding"),
-         "update": ("maths", "rounding", "update")}     # pass -> the kinds of changes that explain a difference in it
+# pass -> the kinds of changes that explain a difference in it
+MEANT: dict[str, tuple[Kind, ...]] = {"maths": ("maths",), "deployed": ("maths",), "precision": ("maths", "rounding"),
+                                      "update": ("maths", "rounding", "update")}
 CALLED = {"maths": "in float32", "deployed": "as deployed", "precision": "each in its own number format",
           "update": "in the update of the weights"}
 
@@ -83,12 +84,12 @@ def _unreliable(findings: Findings) -> str | None:
         if error > limit:
             why = (f"it does not repeat itself: two runs of it lie {one.noise:.2g} apart" if noisy else
                    "an option of it computes something else in float64, or few digits are left of its gradients")
-            return (f"The baseline is {error:.2g} away from its own float64 twin {CALLED[name]}, and {limit:.2g} is the "
-                    f"most that proves anything: {why}.")
+            return (f"The baseline is {error:.2g} away from its own float64 twin {CALLED[name]}, and {limit:.2g} is "
+                    f"the most that proves anything: {why}.")
     deployed = findings.passes.get("deployed")
     if deployed and not deployed.fine and deployed.noise and deployed.noise >= deployed.effect / 2:
-        return (f"Two runs of the baseline lie {deployed.noise:.2g} apart, and the candidate {deployed.effect:.2g} from "
-                f"it: set reproducible=true on both sides.")
+        return (f"Two runs of the baseline lie {deployed.noise:.2g} apart, and the candidate {deployed.effect:.2g} "
+                f"from it: set reproducible=true on both sides.")
     return findings.inseparable
 
 
@@ -132,7 +133,8 @@ def _told(first: Distance, name: str) -> str:
     if not math.isfinite(first.candidate):
         return f"the candidate's {first.name}{update} is not a finite number."
     if name == "update":
-        return f"{first.name} is changed otherwise: by {first.candidate:.2g} of its update, allowed {first.allowed:.2g}."
+        return (f"{first.name} is changed otherwise: by {first.candidate:.2g} of its update, allowed "
+                f"{first.allowed:.2g}.")
     times = f"{first.ratio:.3g} times as far as the baseline's, " if first.ratio is not None else ""
     return (f"{first.name}{update} is the first that is too far from float64: {first.candidate:.2g}, {times}"
             f"allowed {first.allowed:.2g}.")

@@ -1,4 +1,4 @@
-"""How far the gradients of two sides lie from a reference, and from each other: tensor by tensor, out of their files."""
+"""How far the gradients of two sides lie from a reference and from each other, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -53,13 +53,12 @@ def compared(name: str, reference: Files, baseline: Files, candidate: Files, rul
         squares = _tensors(number, files, figures[0].get("order", []), rule, made.tensors)
         if made.compute == ("float32", "float32"):      # shorter formats send a token to another expert now and then
             made.tensors.extend(_terms(number, truth["terms"], before["terms"], after["terms"], rule))
-        made.norms.append(_scalar("gradient norm", number, *(math.sqrt(one) for one in (
-            squares.reference, *squares.sides)), rule))
+        wanted, own, theirs = (math.sqrt(one) for one in (squares.reference, *squares.sides))
+        made.norms.append(_scalar("gradient norm", number, wanted, own, theirs, rule))
         made.overall.append(_overall(number, squares, rule))
         made.values.append({"loss": {"reference": truth["loss"], "baseline": before["loss"],
                                      "candidate": after["loss"]}, "targets": after["targets"], "tied": after["tied"],
-                            "gradient_norm": dict(zip(("reference", "baseline", "candidate"), (
-                                math.sqrt(one) for one in (squares.reference, *squares.sides)), strict=True))})
+                            "gradient_norm": {"reference": wanted, "baseline": own, "candidate": theirs}})
     return made
 
 

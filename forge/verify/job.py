@@ -15,8 +15,10 @@ class Job:
     """name: of the folder with what was found. what: gradients of the first updates, what the optimizer makes of given
     gradients, or a whole training.
 
-    precision: own: the configuration's; given: that of `given`, its values with their _target_. rows, micro_batch: of an update. weights: the file that all sides start from;
-    the first job that finds none writes its own. plain: group -> option, in place of the configuration's.
+    precision: own: the configuration's; given: that of `given`, its values with their _target_, of a package in
+        `allowed`.
+    rows, micro_batch: of an update. weights: the file that all sides start from; the first job that finds none writes
+        its own. plain: group -> option, in place of the configuration's.
     trace: note what each module gives. gradients, factors: what the optimizer is fed. seed, steps, batches: of a
     training.
     """

@@ -41,7 +41,7 @@ def first_module(verify: Gradients, pair: Pair, ask: Callable[..., Job], plain: 
             continue
         error = _error(after, wanted)
         if not error <= rule.allowed(_error(before, wanted), len(wanted)):
-            return name
+            return str(name)
     return None
 
 

@@ -114,14 +114,18 @@ def shares(baseline: Config, candidate: Config, rows: int, most_micro_batches: i
     """How many rows of data each side is given: at least `rows`, as many for both where their updates are as large,
     and cut into micro-batches as the run's own."""
     sides = (baseline, candidate)
-    cuts = _cuts(*(config.global_batch // (config.rows_per_pass(config.hardware.processes) * config.hardware.processes)
-                   for config in sides), most_micro_batches)
+    cuts = _cuts(_micro_batches(baseline), _micro_batches(candidate), most_micro_batches)
     parts = [config.hardware.processes * cut for config, cut in zip(sides, cuts, strict=True)]
     sizes = _sizes(baseline.global_batch, candidate.global_batch)
     unit = math.lcm(*(part // math.gcd(part, size) for part, size in zip(parts, sizes, strict=True)))
     times = unit * max(1, math.ceil(rows / (unit * min(sizes))))
     return tuple(Share(times * size, times * size // part)         # type: ignore[return-value]
                  for size, part in zip(sizes, parts, strict=True))
+
+
+def _micro_batches(config: Config) -> int:
+    processes = config.hardware.processes
+    return config.global_batch // (config.rows_per_pass(processes) * processes)
 
 
 def _cuts(baseline: int, candidate: int, most: int) -> tuple[int, int]:

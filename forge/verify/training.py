@@ -56,4 +56,4 @@ def accuracy(judge: Judge, model: nn.Module, batches: int) -> float:
             counts[0] += (logits.argmax(-1) == targets).sum()   # IGNORED is no token
             counts[1] += (targets != IGNORED).sum()
     right, all_targets = total(counts, judge.topology).tolist()
-    return right / max(all_targets, 1.0)
+    return float(right / max(all_targets, 1.0))

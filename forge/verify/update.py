@@ -1,9 +1,9 @@
 """Do two optimizers make the same of the same gradients?
 
-Gradients are given, so that nothing but the optimizer and its schedule can differ; and weights are held in float64, where
-their own rounding does not hide an update that is a thousand times smaller. What remains is float32 by contract: norms,
-scales and rates. So both must agree to a few roundings of float32. Whether bits are equal is asked in the run's own number
-format.
+Gradients are given, so that nothing but the optimizer and its schedule can differ; and weights are held in float64,
+where their own rounding does not hide an update that is a thousand times smaller. What remains is float32 by contract:
+norms, scales and rates. So both must agree to a few roundings of float32. Whether bits are equal is asked in the run's
+own number format.
 """
 
 from __future__ import annotations

@@ -93,9 +93,14 @@ def _sentence(error: Exception, words: Words) -> str:
 
 def _split(text: str) -> list[str]:
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"baseline={text}: {error}.") from None
+    for word in words:
+        name = word.partition("=")[0].lstrip("+~")
+        if word.startswith("-") or name.partition(".")[0] in (*OWN, "baseline", "declared", "run_dir", "verify"):
+            raise ConfigError(f"baseline: {word} is said once, outside of baseline='...', for both sides.")
+    return words
 
 
 def _flags(folders: list[str]) -> list[str]:

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 from conftest import TINY
 
+import forge.verify.pair
 from forge.verify.__main__ import verify
+
+compose, composed = forge.verify.pair.compose, {}
+
+
+def compose_once(words):
+    """Hydra takes longer than all that is computed, and most comparisons have a baseline in common."""
+    key = tuple(word for word in words if not word.startswith("run_dir="))
+    if key not in composed:
+        composed[key] = compose(words)
+    settings = composed[key].copy()
+    settings.run_dir = next(word.partition("=")[2] for word in words if word.startswith("run_dir="))
+    return settings
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ def compare(run_dir: Path, *words: str, common: list[str] = (), baseline: str = 
     flags = ["--config-dir", f"{outside}/conf", f"allowed_packages={allowed}"] if outside else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["forge.verify"])
+        patch.setattr(forge.verify.pair, "compose", compose_once)
         if outside:
             patch.syspath_prepend(outside)
             patch.setenv("PYTHONPATH", f"{outside}:{Path(__file__).parents[2]}")
