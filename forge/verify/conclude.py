@@ -29,7 +29,7 @@ class Findings:
     limit: float
     inseparable: str | None = None
 
-    def meant(self, kinds: Collection[Kind]) -> list[Change]:
+    def meant(self, kinds: Collection[str]) -> list[Change]:
         return [change for change, kind in self.kinds if kind in kinds]
 
 

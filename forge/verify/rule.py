@@ -2,9 +2,9 @@
 
 The rule is that of torch._dynamo.utils.same and of FlashAttention's tests: E(candidate) <= m * E(baseline) + floor,
 where E is the distance to float64, relative to its size. So the tolerance follows from the number format through the
-baseline's own error. The floor is for a baseline that is exact by accident. It is derived: one rounding of the format products are
-computed in (eps / 2), and the walk of a float32 sum over n targets, whose roundings add up like random steps
-(sqrt(n) * eps32 / 2).
+baseline's own error. The floor is for a baseline that is exact by accident. It is derived: one rounding of the format
+in which products are computed (eps / 2), and the walk of a float32 sum over n targets, whose roundings add up like
+random steps (sqrt(n) * eps32 / 2).
 """
 
 from __future__ import annotations
