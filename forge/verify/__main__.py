@@ -65,6 +65,7 @@ def _compare(how: Verify, pair: Pair, run_dir: Path, values: dict[str, object], 
         write_report(record)
     except BaseException as error:
         record.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        record.error = str(error) or None
         with suppress(OSError):
             record.write()
         raise
@@ -78,12 +79,21 @@ def _compare(how: Verify, pair: Pair, run_dir: Path, values: dict[str, object], 
 
 
 def _fresh(run_dir: Path) -> None:
-    if (run_dir / "config.yaml").exists() or (run_dir / "result.json").exists():
+    """A comparison that did not end may be made again in the same place. Raises ForgeError."""
+    before = run_dir / "result.json"
+    if (run_dir / "config.yaml").exists() or (before.exists() and _finished(before)):
         raise ConfigError(f"run_dir={run_dir} already holds a run or a comparison: name another.")
     try:
         (run_dir / "scratch").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnusableEnvironment(f"run_dir={run_dir} cannot be written: {error.strerror}.") from None
+
+
+def _finished(result: Path) -> bool:
+    try:
+        return json.loads(result.read_text()).get("status") not in ("running", "failed", "interrupted")
+    except (ValueError, AttributeError):
+        return True
 
 
 if __name__ == "__main__":

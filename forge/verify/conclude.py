@@ -13,6 +13,7 @@ from forge.verify.rule import EPS, Compared, Distance
 # pass -> the kinds of changes that explain a difference in it
 MEANT: dict[str, tuple[Kind, ...]] = {"maths": ("maths",), "deployed": ("maths",), "precision": ("maths", "rounding"),
                                       "update": ("maths", "rounding", "update")}
+OWN_KIND: dict[str, Kind] = {"maths": "maths", "deployed": "maths", "precision": "rounding", "update": "update"}
 CALLED = {"maths": "in float32", "deployed": "as deployed", "precision": "each in its own number format",
           "update": "in the update of the weights"}
 
@@ -48,7 +49,7 @@ def conclude(findings: Findings) -> Verdict:
     for name, one in wrong:             # one that nothing explains counts before all that are explained
         if not findings.meant(MEANT[name]):
             return _different(name, one)
-    return _by_design(findings, *wrong[0])
+    return _by_design(findings, wrong)
 
 
 def _foreign(findings: Findings) -> Verdict:
@@ -113,16 +114,19 @@ def _different(name: str, one: Compared) -> Verdict:
                             f"{one.effect:.2g} of their size.{noise}")
 
 
-def _by_design(findings: Findings, name: str, one: Compared) -> Verdict:
-    meant = findings.meant(MEANT[name])
-    precise = [change for change in meant if dict((key.key, kind) for key, kind in findings.kinds)[change.key]
-               == "rounding"]
-    chosen = precise if name == "precision" and precise else meant
-    factor = f"{one.candidate_error / one.baseline_error:.3g}" if one.baseline_error else "infinitely many"
+def _by_design(findings: Findings, wrong: list[tuple[str, Compared]]) -> Verdict:
+    """The verdict names the changes that were meant to do it; the reason has the figures of the first pass."""
+    chosen = [change for name, _ in wrong for change in findings.meant((OWN_KIND[name],))
+              or findings.meant(MEANT[name])]
+    name, one = wrong[0]
+    factor = "infinitely many" if one.ratio is None else f"{one.ratio:.3g}"
     what = (f"The error against float64 is {one.candidate_error:.2g}, {factor} times the baseline's."
             if name == "precision" else f"{CALLED[name].capitalize()}, {_told(one.first, name)}" if one.first else "")
-    return Verdict(f"{BY_DESIGN}: {_named(chosen)}", f"{what} The {'updates' if name == 'update' else 'gradients'} "
-                   f"change by {one.effect:.2g} of their size.")
+    reason = f"{what} The {'updates' if name == 'update' else 'gradients'} change by {one.effect:.2g} of their size."
+    hidden = findings.meant(("nothing",))
+    if hidden and name == "maths":
+        reason += f" What {_named(hidden)} may have done is hidden behind it: compare that alone."
+    return Verdict(f"{BY_DESIGN}: {_named(_once(chosen))}", reason)
 
 
 def _told(first: Distance, name: str) -> str:
@@ -145,6 +149,10 @@ def _figures(one: Compared) -> str:
     return (f"the candidate's gradients are {one.candidate_error:.2g} away from float64 and the baseline's "
             f"{one.baseline_error:.2g}; nearest to its limit is {worst.name} ({worst.candidate:.2g}, allowed "
             f"{worst.allowed:.2g}).")
+
+
+def _once(changes: list[Change]) -> list[Change]:
+    return [change for place, change in enumerate(changes) if change not in changes[:place]]
 
 
 def _named(changes: list[Change]) -> str:

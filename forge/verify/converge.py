@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 class Converge:
     """Trains both sides from the same weights on the same data, once for each seed, and compares the ends in pairs.
 
-    steps: the schedule's horizon. seeds: trainings of each side. tolerance: of the final metrics, relative. batches: of
+    steps: the schedule's horizon. seeds: trainings of each side. twin: train the baseline once more from weights
+    that differ by one rounding: its own noise. tolerance: of the final metrics, relative. batches: of
     the held-out text. smooth: steps that a point of a curve is the mean of. declared: see verify=gradients.
     """
 
     steps: int
     seeds: int
+    twin: bool
     tolerance: float
     batches: int
     smooth: int

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
+from itertools import combinations
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from forge.verify.pair import Pair
     from forge.verify.record import Record
 
+TWIN = "twin"           # the baseline again, from weights that differ by one rounding
 METRICS = {"heldout_loss": "held-out loss", "accuracy": "next-token accuracy"}
 # Student's t, two-sided 95 %, by degrees of freedom; beyond, the value of the last is a little too careful.
 T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
@@ -31,36 +34,40 @@ Trained = dict[str, list[dict[str, Any]]]       # side -> what each seed's train
 
 def compare_trainings(verify: Converge, pair: Pair, record: Record) -> Verdict:
     """Notes the pairs so far after each seed, so that an interrupted comparison keeps them."""
-    trained: Trained = {side.name: [] for side in pair.sides}
+    arms = {"baseline": pair.baseline, "candidate": pair.candidate} | ({TWIN: pair.baseline} if verify.twin else {})
+    trained: Trained = {name: [] for name in arms}
     for number in range(verify.seeds):
-        for side in pair.sides:
-            print(f"forge: seed {number + 1} of {verify.seeds}, {side.name}", file=sys.stderr)
-            job = Job(f"seed_{number}", "training", seed=pair.baseline.config.seed + number, steps=verify.steps,
-                      batches=verify.batches, weights=str(record.run_dir / f"scratch/weights_{number}.safetensors"))
-            trained[side.name].append(found(do(side, [job], pair.allowed), job.name))
-            if "foreign" in trained[side.name][-1]:
-                return _foreign(verify, pair, trained[side.name][-1]["foreign"])
+        for name, side in arms.items():
+            print(f"forge: seed {number + 1} of {verify.seeds}, {name}", file=sys.stderr)
+            job = Job(f"{name}_{number}", "training", seed=pair.baseline.config.seed + number, steps=verify.steps,
+                      batches=verify.batches, weights=str(record.run_dir / f"scratch/weights_{number}.safetensors"),
+                      nudge=name == TWIN)
+            trained[name].append(found(do(side, [job], pair.allowed), job.name))
+            if "foreign" in trained[name][-1]:
+                return _foreign(verify, pair, trained[name][-1]["foreign"])
         record.note("training", facts(trained, verify.smooth))
     return judge(verify, pair, facts(trained, verify.smooth))
 
 
 def facts(trained: Trained, smooth: int) -> dict[str, Any]:
-    """For result.json: each metric's values, the mean of the pairs' relative differences with its interval, and the
-    baseline's spread over the seeds; the curves and their largest gap."""
-    sides = list(trained)
-    pairs = list(zip(*trained.values(), strict=True))
+    """For result.json: each metric's values, the mean of the pairs' relative differences with its interval, the same of
+    the twin, and the baseline's spread over the seeds; the curves and their largest gaps."""
     curves = {name: [smoothed(one["losses"], smooth) for one in runs] for name, runs in trained.items()}
-    gap = max(abs(before - after) for one, other in zip(*curves.values(), strict=True)
-              for before, after in zip(one, other, strict=True))
+    own = curves["baseline"]
+    gaps = {name: largest_gap(zip(own, other, strict=True)) for name, other in curves.items() if name != "baseline"}
+    gaps["seeds"] = largest_gap(combinations(own, 2))
     metrics = {}
     for key in METRICS:
-        values = {side: [one[key] for one in runs] for side, runs in trained.items()}
-        apart = [(after[key] - before[key]) / before[key] if before[key] else math.inf for before, after in pairs]
-        mean, half = interval(apart)
-        spread = stdev(values[sides[0]]) / abs(fmean(values[sides[0]])) if len(pairs) > 1 else None
-        metrics[key] = {**values, "relative_differences": apart, "mean": mean, "half_width": half, "spread": spread}
-    return {"metrics": metrics, "curves": curves, "largest_gap": gap, "seeds": len(pairs), "same_bits": all(
-        before == after for before, after in pairs), "gap_between_seeds": _between_seeds(curves[sides[0]])}
+        values = {name: [float(one[key]) for one in runs] for name, runs in trained.items()}
+        apart = {name: _pairs(values["baseline"], others) for name, others in values.items() if name != "baseline"}
+        metrics[key] = {"values": values, "pairs": apart, "spread": spread(values["baseline"]),
+                        "interval": {name: interval(pairs) for name, pairs in apart.items()}}
+    return {"metrics": metrics, "curves": curves, "largest_gaps": gaps, "seeds": len(own),
+            "same_bits": trained["baseline"] == trained["candidate"]}
+
+
+def _pairs(baseline: list[float], other: list[float]) -> list[float]:
+    return [(after - before) / before if before else math.inf for before, after in zip(baseline, other, strict=True)]
 
 
 def judge(verify: Converge, pair: Pair, measured: dict[str, Any]) -> Verdict:
@@ -68,17 +75,19 @@ def judge(verify: Converge, pair: Pair, measured: dict[str, Any]) -> Verdict:
         return Verdict(SAME_BITS, f"All {verify.seeds} pairs of trainings are equal bit for bit over {verify.steps} "
                                   f"steps.")
     told = "; ".join(_told(name, measured["metrics"][key]) for key, name in METRICS.items())
+    gaps = measured["largest_gaps"]
     reason = (f"After {verify.steps} steps, over {verify.seeds} seeds: {told}. The curves lie at most "
-              f"{measured['largest_gap']:.2g} nats apart, those of two seeds {measured['gap_between_seeds']:.2g}.")
-    bounds = [(abs(one["mean"]), one["half_width"]) for one in measured["metrics"].values()]
+              f"{gaps['candidate']:.2g} nats apart, those of two seeds {gaps['seeds']:.2g}.")
+    bounds = [(abs(mean), half) for mean, half in (one["interval"]["candidate"]
+                                                   for one in measured["metrics"].values())]
     if all(mean + half <= verify.tolerance for mean, half in bounds):
         return Verdict(SAME_METRIC, f"Within {verify.tolerance:.2%}. {reason}")
     if any(mean - half > verify.tolerance for mean, half in bounds):
         meant = [change for change in pair.changes if kind_of(change, verify.declared, pair.declared) != "nothing"]
         verdict = f"{BY_DESIGN}: {', '.join(map(str, meant))}" if meant else DIFFERS
         return Verdict(verdict, f"More than {verify.tolerance:.2%} apart. {reason}")
-    return Verdict(CANNOT_JUDGE, f"Seeds differ too much to say whether it is within {verify.tolerance:.2%}: take more "
-                                 f"(verify.seeds={verify.seeds * 2}) or more steps. {reason}")
+    return Verdict(CANNOT_JUDGE, f"The pairs differ too much to say whether it is within {verify.tolerance:.2%}: take "
+                                 f"more seeds (verify.seeds={verify.seeds * 2}) or a lower rate. {reason}")
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -93,15 +102,24 @@ def smoothed(losses: list[float], smooth: int) -> list[float]:
     return [fmean(losses[first:first + smooth]) for first in range(0, len(losses), smooth)]
 
 
-def _between_seeds(curves: list[list[float]]) -> float:
-    return max((abs(one - other) for first, curve in enumerate(curves) for second in curves[first + 1:]
-                for one, other in zip(curve, second, strict=True)), default=math.nan)
+def spread(values: list[float]) -> float:
+    """The standard deviation, relative to the mean; not a number for one value."""
+    return stdev(values) / abs(fmean(values)) if len(values) > 1 and fmean(values) else math.nan
+
+
+def largest_gap(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
+    """The largest difference at any point of any two curves."""
+    return max((abs(before - after) for one, other in pairs for before, after in zip(one, other, strict=True)),
+               default=math.nan)
 
 
 def _told(name: str, one: dict[str, Any]) -> str:
-    baseline, candidate = (fmean(values) for values in list(one.values())[:2])
-    return (f"{name} {candidate:.4f} against {baseline:.4f}, {one['mean']:+.3%} +- {one['half_width']:.3%} (the seeds "
-            f"alone spread {one['spread']:.3%})")
+    baseline, candidate = (fmean(one["values"][side]) for side in ("baseline", "candidate"))
+    mean, half = one["interval"]["candidate"]
+    noise = f"the seeds alone spread {one['spread']:.3%}"
+    if TWIN in one["pairs"]:
+        noise = f"one rounding of the weights alone makes up to {max(map(abs, one['pairs'][TWIN])):.3%}, {noise}"
+    return f"{name} {candidate:.4f} against {baseline:.4f}, {mean:+.3%} +- {half:.3%} ({noise})"
 
 
 def _foreign(verify: Converge, pair: Pair, foreign: list[str]) -> Verdict:

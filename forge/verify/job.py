@@ -20,7 +20,7 @@ class Job:
     rows, micro_batch: of an update. weights: the file that all sides start from; the first job that finds none writes
         its own. plain: group -> option, in place of the configuration's.
     trace: note what each module gives. gradients, factors: what the optimizer is fed. seed, steps, batches: of a
-    training.
+    training. nudge: its first weights are all moved by one rounding.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Job:
     trace: bool = False
     gradients: str = ""
     factors: list[float] = field(default_factory=list)
+    nudge: bool = False
     seed: int = 0
     steps: int = 0
     batches: int = 0

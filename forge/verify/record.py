@@ -35,6 +35,7 @@ class Record:
     first_module: str | None = None
     verdict: Verdict | None = None
     status: str = "running"
+    error: str | None = None
 
     def note(self, name: str, found: Any) -> None:
         """A pass that is done is on disk, whatever becomes of the next."""
@@ -56,7 +57,7 @@ class Record:
 
         verdict = self.verdict
         return {
-            "schema": SCHEMA, "status": self.status, "option": self.option,
+            "schema": SCHEMA, "status": self.status, "error": self.error, "option": self.option,
             "verdict": verdict.verdict if verdict else None, "reason": verdict.reason if verdict else None,
             "exit_code": int(verdict.exit_code) if verdict else None,
             "abstained": bool(verdict and verdict.verdict == "cannot judge"),
@@ -76,8 +77,7 @@ def as_plain(found: Any) -> Any:
     return {"compute": dict(zip(("baseline", "candidate"), found.compute, strict=True)), "same_bits": found.bits,
             "within_rule": found.fine, "noise": found.noise,
             "error": {"baseline": found.baseline_error, "candidate": found.candidate_error},
-            "ratio": max((one.ratio for one in found.overall if one.ratio is not None), default=None),
-            "effect": found.effect, "worst_tensor": _distance(found.worst),
+            "ratio": found.ratio, "effect": found.effect, "worst_tensor": _distance(found.worst),
             "first_different": _distance(found.first) if found.first else None, "updates": found.values,
             "losses": [_distance(one) for one in found.losses], "norms": [_distance(one) for one in found.norms],
             "all_gradients": [_distance(one) for one in found.overall],

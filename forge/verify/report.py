@@ -22,11 +22,10 @@ def rows(record: Record) -> list[tuple[str, ...]]:
 
 def _row(name: str, one: Compared) -> tuple[str, ...]:
     loss = max((distance.apart for distance in one.losses), default=None)
-    ratio = max((distance.ratio for distance in one.overall if distance.ratio is not None), default=None)
     of_truth = ("-", "-") if name == "update" else (_short(one.baseline_error), _short(one.candidate_error))
     if one.bits:
-        return (name, "-" if loss is None else "same bits", "same bits", *of_truth, _short(ratio), "-")
-    return (name, _short(loss), _short(one.effect), *of_truth, _short(ratio),
+        return (name, "-" if loss is None else "same bits", "same bits", *of_truth, _short(one.ratio), "-")
+    return (name, _short(loss), _short(one.effect), *of_truth, _short(one.ratio),
             f"{one.worst.name} ({one.worst.excess:.2g} of it)")
 
 

@@ -126,6 +126,11 @@ class Compared:
     def candidate_error(self) -> float:
         return largest(one.candidate for one in self.overall)
 
+    @property
+    def ratio(self) -> float | None:
+        """E(candidate) / E(baseline) of all gradients; None where the baseline is exact."""
+        return self.candidate_error / self.baseline_error if self.baseline_error > 0 else None
+
 
 def largest(numbers: Iterable[float]) -> float:
     """The largest, and not a number where one is none."""

@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from forge.errors import Exit, ForgeError
+from forge.errors import Exit, ForgeError, UnusableEnvironment
 from forge.freeze import freeze
 from forge.launch.local import run_workers
 from forge.verify.arm import alone, run
@@ -45,11 +45,28 @@ def _here(side: Side, jobs: list[Job]) -> None:
             run(side.config, side.folder, jobs)
     except ForgeError as error:
         raise SideFailed(f"The {side.name} cannot be run: {error}", error.exit_code) from None
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+    except OSError:
+        raise
+    except Exception as error:
+        if _lacks_room(error):
+            raise UnusableEnvironment(_no_room(side, error)) from None
         logging.getLogger("forge").error("the %s crashed", side.name, exc_info=error)
         first = (str(error).strip().splitlines() or [""])[0]
         raise SideFailed(f"The {side.name} crashed: {type(error).__name__}: {first}\n"
                          f"The traceback is in {side.folder.parents[1] / 'log.txt'}", Exit.CRASHED) from None
+
+
+def _lacks_room(error: Exception) -> bool:
+    """On the device or, since safetensors has an error of its own for it, on the disk."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError) or "No space left" in str(error)
+
+
+def _no_room(side: Side, error: Exception) -> str:
+    if "No space left" in str(error):
+        return f"run_dir={side.folder.parents[1]}: the disk is full. Name a folder on another disk."
+    return f"The {side.name} does not fit into the device's memory: lower verify.rows or sequence_length."
 
 
 def _keep_log(side: Side) -> None:

@@ -35,6 +35,8 @@ def measure_training(config: Config, job: Job, topology: Topology, out: Path) ->
         if foreign:
             return {"foreign": foreign}
         Weights(run.model, Path(job.weights)).put(0)
+        if job.nudge:
+            nudge(run.model, job.seed)
         losses = [total(step.terms["loss_sum"].double(), topology) / step.targets for step in trainer.steps(job.steps)]
         judge = Judge.of(config, run.topology, "heldout")
         heldout, targets = judge.mean_loss(run.model, job.batches)
@@ -42,6 +44,15 @@ def measure_training(config: Config, job: Job, topology: Topology, out: Path) ->
             raise ConfigError("There is no held-out text to judge by: set data.heldout.")
         return {"losses": torch.stack(losses).tolist(), "heldout_loss": heldout, "targets": targets,
                 "accuracy": accuracy(judge, run.model, job.batches)}
+
+
+def nudge(model: nn.Module, seed: int) -> None:
+    """Each weight up or down by one unit of its last place: what a change of nothing but rounding does to a run."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            up = torch.randint(0, 2, weight.shape, generator=generator).to(weight)
+            weight.mul_(1 + (2 * up - 1) * torch.finfo(weight.dtype).eps)
 
 
 def accuracy(judge: Judge, model: nn.Module, batches: int) -> float:

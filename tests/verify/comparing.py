@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY
+from omegaconf import DictConfig
 
 import forge.verify.pair
 from forge.verify.__main__ import verify
@@ -14,7 +15,7 @@ from forge.verify.__main__ import verify
 compose, composed = forge.verify.pair.compose, {}
 
 
-def compose_once(words):
+def compose_once(words: list[str]) -> DictConfig:
     """Hydra takes longer than all that is computed, and most comparisons have a baseline in common."""
     key = tuple(word for word in words if not word.startswith("run_dir="))
     if key not in composed:
@@ -39,9 +40,10 @@ class Answer:
 
 
 def compare(run_dir: Path, *words: str, common: list[str] = (), baseline: str = "", outside: Path | None = None,
-            allowed: str = "") -> Answer:
-    """words: the candidate's. common: both sides'. outside: the folder that options were planted in."""
-    common = [*TINY, *common]
+            allowed: str = "", run: Path | None = None) -> Answer:
+    """words: the candidate's. common: both sides'. outside: the folder that options were planted in.
+    run: the starting point, in place of the tests' own words."""
+    common = [] if run else [*TINY, *common]
     flags = ["--config-dir", f"{outside}/conf", f"allowed_packages={allowed}"] if outside else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["forge.verify"])
@@ -50,5 +52,6 @@ def compare(run_dir: Path, *words: str, common: list[str] = (), baseline: str = 
             patch.syspath_prepend(outside)
             patch.setenv("PYTHONPATH", f"{outside}:{Path(__file__).parents[2]}")
         quoted = " ".join(f'"{word}"' for word in [*common, *baseline.split()])
-        code = verify([*flags, *common, *words, f"baseline={quoted}", f"run_dir={run_dir}"])
+        start = [f"from={run}"] if run else []
+        code = verify([*flags, *start, *common, *words, f"baseline={quoted}", f"run_dir={run_dir}"])
     return Answer(int(code), json.loads((run_dir / "result.json").read_text()))
