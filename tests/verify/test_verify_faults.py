@@ -67,3 +67,5 @@ def test_a_bucket_that_loses_its_last_parameter_is_found_and_whole_buckets_pass(
     assert wrong == {"head.weight"} and "head.weight" in answer.reason
     whole = compare(tmp_path / "whole", "hardware.processes=2", "comm.bucket_cap_mb=1", common=common)
     assert (whole.code, whole.verdict) == (0, "same maths"), whole.reason
+    both = compare(tmp_path / "both", "comm.bucket_cap_mb=1", common=[*common, "hardware.processes=2"])
+    assert (both.code, both.verdict) == (0, "same bits"), both.reason

@@ -26,6 +26,13 @@ def test_options_that_promise_the_same_give_it(words, shards, tmp_path):
     assert answer.result["passes"]["maths"]["error"]["candidate"] < 1e-6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["blocks", "whole"])
+def test_compiled_it_is_the_same_maths(option, shards, tmp_path):
+    answer = compare(tmp_path / "run", f"compile={option}", common=[*shards, *LINE])
+    assert (answer.code, answer.verdict) == (0, "same maths"), answer.reason
+
+
 DESIGN = {
     "model.activation=gelu_tanh model.routing=null": ("model.activation = swiglu -> gelu_tanh", None),
     "model.eps=1.1e-5": ("model.eps = 1e-05 -> 1.1e-05", "maths"),
