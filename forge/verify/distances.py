@@ -58,6 +58,7 @@ def compared(name: str, reference: Files, baseline: Files, candidate: Files, rul
         made.overall.append(_overall(number, squares, rule))
         made.values.append({"loss": {"reference": truth["loss"], "baseline": before["loss"],
                                      "candidate": after["loss"]}, "targets": after["targets"], "tied": after["tied"],
+                            "moved": [_moved(truth, side) for side in (before, after)],
                             "gradient_norm": {"reference": wanted, "baseline": own, "candidate": theirs}})
     return made
 
@@ -139,6 +140,12 @@ def _terms(number: int, *sides: Any) -> list[Distance]:
         made.append(Distance(name, number, wanted.numel(), own, theirs, apart, rule.allowed(own, wanted.numel()),
                              torch.equal(one, other)))
     return made
+
+
+def _moved(truth: dict[str, Any], side: dict[str, Any]) -> float:
+    """How many choices of an expert fell otherwise than in the reference, at least."""
+    loads = [torch.tensor(one["terms"].get("expert_load", []), dtype=torch.float64) for one in (truth, side)]
+    return float((loads[0] - loads[1]).abs().sum()) / 2 if loads[0].shape == loads[1].shape else 0.0
 
 
 def _square(tensor: Tensor) -> float:

@@ -34,7 +34,7 @@ def measure_training(config: Config, job: Job, topology: Topology, out: Path) ->
         foreign = start_from(run.model, Path(job.weights), topology)
         if foreign:
             return {"foreign": foreign}
-        Weights(run.model, Path(job.weights)).put(0)
+        Weights(run.model, Path(job.weights)).as_given()
         if job.nudge:
             nudge(run.model, job.seed)
         losses = [total(step.terms["loss_sum"].double(), topology) / step.targets for step in trainer.steps(job.steps)]

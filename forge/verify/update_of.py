@@ -27,7 +27,7 @@ def measure_update(config: Config, job: Job, topology: Topology, out: Path) -> d
     foreign = start_from(model, Path(job.weights), topology)
     if foreign:
         return {"foreign": foreign}
-    Weights(model, Path(job.weights)).put(0)
+    Weights(model, Path(job.weights)).as_given()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     update = config.optimizer.build(model, config.schedule, config.steps, config.precision)
     for factor in job.factors:

@@ -24,7 +24,8 @@ def distance(baseline=1e-7, candidate=1e-7, bits=False, elements=1000, name="hea
 
 
 def one_pass(name="maths", noise=None, compute="float32", **what):
-    return Compared(name, (compute, compute), [], [], [distance(**what)], [distance(**what)], [], noise)
+    return Compared(name, (compute, compute), [], [], [distance(**what)], [distance(**what)],
+                    [{"moved": [0, 0]}], noise)
 
 
 def test_the_allowance_is_the_baselines_error_some_times_over_and_a_derived_floor():
@@ -72,6 +73,13 @@ def test_the_verdict(passes, kind, verdict):
     assert found.verdict == verdict
     assert found.exit_code == {"differs": 3, "cannot judge": 4}.get(verdict, 0)
     assert found.reason.endswith(".")
+
+
+@pytest.mark.parametrize(("moved", "verdict"), [
+    ([1, 0], "cannot judge"), ([8, 0], "cannot judge"), ([9, 0], "differs"), ([0, 0], "differs"), ([0, 1], "differs")])
+def test_a_few_tokens_between_two_experts_are_no_other_maths(moved, verdict):
+    maths = replace(one_pass(candidate=WORSE), values=[{"moved": [0.0, float(count)]} for count in moved])
+    assert conclude(Findings({"maths": maths, "deployed": one_pass("deployed")}, [], [], 100.0)).verdict == verdict
 
 
 def test_a_change_that_explains_hides_no_other_silently():
