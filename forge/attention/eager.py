@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Eager:
-    """Holds the scores [B, heads, T, T] in memory. Softmax in float32, as Hugging Face's eager attention does it."""
+    """Holds the scores [B, heads, T, T] in memory. Softmax in at least float32, as Hugging Face has it."""
 
     executes: ClassVar[Executes] = Executes(scores_again=False, skips="none")
 
@@ -26,7 +26,7 @@ class Eager:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Tensor | None, dropout: float) -> Tensor:
         import torch.nn.functional as F
-        from torch import float32
+        from torch import float32, promote_types
 
         from forge.attention.heads import repeat
 
@@ -34,5 +34,5 @@ class Eager:
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
         if plan is not None:
             scores = scores.masked_fill(~plan, float("-inf"))
-        weights = scores.softmax(-1, dtype=float32).to(v.dtype)
+        weights = scores.softmax(-1, dtype=promote_types(scores.dtype, float32)).to(v.dtype)
         return F.dropout(weights, dropout, training=dropout > 0) @ v

@@ -33,26 +33,31 @@ class Local:
     which forwards it. They meet through a file; no port is taken. They die with this process."""
 
     def __call__(self, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
-        outlive_terminal()
-        # The workers inherit the block and lift it once they listen: a signal that comes earlier waits for them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            with tempfile.TemporaryDirectory(prefix="forge_") as meeting:
-                workers = _start_all(run_dir, config, Path(meeting), allowed)
-                with _forwarding(workers) as received:
-                    failed = _wait(workers, run_dir)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if any(worker.returncode < 0 for worker in workers) and sys.stderr.isatty():
-            print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)     # the progress bar's worker could not
-        if received.count(signal.SIGINT) > 1:
-            return Exit.INTERRUPTED
-        if failed:
-            return _report(failed, workers, run_dir)
-        return max(Exit(worker.returncode) for worker in workers)
+        return run_workers("forge.worker", run_dir, config, allowed)
 
 
-def _start_all(run_dir: Path, config: Config, meeting: Path,
+def run_workers(module: str, run_dir: Path, config: Config, allowed: tuple[str, ...]) -> Exit:
+    """python -m <module> run_dir, once for each process of the configuration, until all have ended."""
+    outlive_terminal()
+    # The workers inherit the block and lift it once they listen: a signal that comes earlier waits for them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        with tempfile.TemporaryDirectory(prefix="forge_") as meeting:
+            workers = _start_all(module, run_dir, config, Path(meeting), allowed)
+            with _forwarding(workers) as received:
+                failed = _wait(workers, run_dir)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if any(worker.returncode < 0 for worker in workers) and sys.stderr.isatty():
+        print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)     # the progress bar's worker could not
+    if received.count(signal.SIGINT) > 1:
+        return Exit.INTERRUPTED
+    if failed:
+        return _report(failed, workers, run_dir)
+    return max(Exit(worker.returncode) for worker in workers)
+
+
+def _start_all(module: str, run_dir: Path, config: Config, meeting: Path,
                allowed: tuple[str, ...]) -> list[subprocess.Popen[bytes]]:
     """Raises UnusableEnvironment, and then leaves none running."""
     size = str(config.hardware.processes)
@@ -62,7 +67,7 @@ def _start_all(run_dir: Path, config: Config, meeting: Path,
     workers: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(config.hardware.processes):
-            workers.append(_start(rank, run_dir, shared, allowed))
+            workers.append(_start(module, rank, run_dir, shared, allowed))
     except OSError as error:
         for worker in workers:
             worker.kill()
@@ -71,8 +76,9 @@ def _start_all(run_dir: Path, config: Config, meeting: Path,
     return workers
 
 
-def _start(rank: int, run_dir: Path, shared: dict[str, str], allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "forge.worker", str(run_dir)]
+def _start(module: str, rank: int, run_dir: Path, shared: dict[str, str],
+           allowed: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module, str(run_dir)]
     if allowed:
         command.append(f"allowed_packages={','.join(allowed)}")
     environment = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}

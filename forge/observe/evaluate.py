@@ -49,14 +49,17 @@ class Judge:
         device = self.topology.device
         sums = torch.zeros(2, dtype=torch.float64, device=device)
         with as_in_evaluation(model):
-            for indices in _shown(self._shares()[:batches], progress):
-                batch = self._batch(indices)
+            for batch in self.batches(batches, progress):
                 with self.config.precision.autocast(device):
                     _, loss_sum, _ = model(batch.to(device), torch.ones((), device=device))
                 sums[0] += loss_sum
                 sums[1] += batch.num_targets
         loss, targets = total(sums, self.topology).tolist()
         return loss / max(targets, 1.0), int(targets)
+
+    def batches(self, most: int | None, progress: bool = False) -> Iterator[Batch]:
+        """This rank's, on the host."""
+        return (self._batch(indices) for indices in _shown(self._shares()[:most], progress))
 
     def _shares(self) -> list[list[int]]:
         """The rows of this rank, cut into batches."""

@@ -36,7 +36,8 @@ class GradientUpdate:
 
     def __call__(self) -> Outcome:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32))) / self.scale
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)       # float64 cannot be narrowed in the sum
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, wide)).float()) / self.scale
         finite = norm.isfinite()
         lr = self.lr * self.schedule(self.step, self.steps)
         for group in self.optimizer.param_groups:

@@ -1,0 +1,128 @@
+"""The ends and the curves of trainings, in pairs: one pair a seed.
+
+A pair starts from the same weights and sees the same data, so what differs in it is the change and what chaos makes of
+rounding. The mean of the pairs' relative differences is known to a t interval over the seeds. It must lie within the
+tolerance, interval and all; where the interval is too wide for that, nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from forge.verify import BY_DESIGN, CANNOT_JUDGE, DIFFERS, SAME_BITS, SAME_METRIC, Verdict
+from forge.verify.changes import kind_of
+from forge.verify.job import Job, found
+from forge.verify.run_side import do
+
+if TYPE_CHECKING:
+    from forge.verify.converge import Converge
+    from forge.verify.pair import Pair
+    from forge.verify.record import Record
+
+TWIN = "twin"           # the baseline again, from weights that differ by one rounding
+METRICS = {"heldout_loss": "held-out loss", "accuracy": "next-token accuracy"}
+# Student's t, two-sided 95 %, by degrees of freedom; beyond, the value of the last is a little too careful.
+T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+
+Trained = dict[str, list[dict[str, Any]]]       # side -> what each seed's training left
+
+
+def compare_trainings(verify: Converge, pair: Pair, record: Record) -> Verdict:
+    """Notes the pairs so far after each seed, so that an interrupted comparison keeps them."""
+    arms = {"baseline": pair.baseline, "candidate": pair.candidate} | ({TWIN: pair.baseline} if verify.twin else {})
+    trained: Trained = {name: [] for name in arms}
+    for number in range(verify.seeds):
+        for name, side in arms.items():
+            print(f"forge: seed {number + 1} of {verify.seeds}, {name}", file=sys.stderr)
+            job = Job(f"{name}_{number}", "training", seed=pair.baseline.config.seed + number, steps=verify.steps,
+                      batches=verify.batches, weights=str(record.run_dir / f"scratch/weights_{number}.safetensors"),
+                      nudge=name == TWIN)
+            trained[name].append(found(do(side, [job], pair.allowed), job.name))
+            if "foreign" in trained[name][-1]:
+                return _foreign(verify, pair, trained[name][-1]["foreign"])
+        record.note("training", facts(trained, verify.smooth))
+    return judge(verify, pair, facts(trained, verify.smooth))
+
+
+def facts(trained: Trained, smooth: int) -> dict[str, Any]:
+    """For result.json: each metric's values, the mean of the pairs' relative differences with its interval, the same of
+    the twin, and the baseline's spread over the seeds; the curves and their largest gaps."""
+    curves = {name: [smoothed(one["losses"], smooth) for one in runs] for name, runs in trained.items()}
+    own = curves["baseline"]
+    gaps = {name: largest_gap(zip(own, other, strict=True)) for name, other in curves.items() if name != "baseline"}
+    gaps["seeds"] = largest_gap(combinations(own, 2))
+    metrics = {}
+    for key in METRICS:
+        values = {name: [float(one[key]) for one in runs] for name, runs in trained.items()}
+        apart = {name: _pairs(values["baseline"], others) for name, others in values.items() if name != "baseline"}
+        metrics[key] = {"values": values, "pairs": apart, "spread": spread(values["baseline"]),
+                        "interval": {name: interval(pairs) for name, pairs in apart.items()}}
+    return {"metrics": metrics, "curves": curves, "largest_gaps": gaps, "seeds": len(own),
+            "same_bits": trained["baseline"] == trained["candidate"]}
+
+
+def _pairs(baseline: list[float], other: list[float]) -> list[float]:
+    return [(after - before) / before if before else math.inf for before, after in zip(baseline, other, strict=True)]
+
+
+def judge(verify: Converge, pair: Pair, measured: dict[str, Any]) -> Verdict:
+    if measured["same_bits"]:
+        return Verdict(SAME_BITS, f"All {verify.seeds} pairs of trainings are equal bit for bit over {verify.steps} "
+                                  f"steps.")
+    told = "; ".join(_told(name, measured["metrics"][key]) for key, name in METRICS.items())
+    gaps = measured["largest_gaps"]
+    reason = (f"After {verify.steps} steps, over {verify.seeds} seeds: {told}. The curves lie at most "
+              f"{gaps['candidate']:.2g} nats apart, those of two seeds {gaps['seeds']:.2g}.")
+    bounds = [(abs(mean), half) for mean, half in (one["interval"]["candidate"]
+                                                   for one in measured["metrics"].values())]
+    if all(mean + half <= verify.tolerance for mean, half in bounds):
+        return Verdict(SAME_METRIC, f"Within {verify.tolerance:.2%}. {reason}")
+    if any(mean - half > verify.tolerance for mean, half in bounds):
+        meant = [change for change in pair.changes if kind_of(change, verify.declared, pair.declared) != "nothing"]
+        verdict = f"{BY_DESIGN}: {', '.join(map(str, meant))}" if meant else DIFFERS
+        return Verdict(verdict, f"More than {verify.tolerance:.2%} apart. {reason}")
+    return Verdict(CANNOT_JUDGE, f"The pairs differ too much to say whether it is within {verify.tolerance:.2%}: take "
+                                 f"more seeds (verify.seeds={verify.seeds * 2}) or a lower rate. {reason}")
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """(mean, half the width of its 95 % t interval)"""
+    if len(values) < 2:
+        return fmean(values), math.inf
+    quantile = T95[min(len(values) - 1, len(T95)) - 1]
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+
+
+def smoothed(losses: list[float], smooth: int) -> list[float]:
+    return [fmean(losses[first:first + smooth]) for first in range(0, len(losses), smooth)]
+
+
+def spread(values: list[float]) -> float:
+    """The standard deviation, relative to the mean; not a number for one value."""
+    return stdev(values) / abs(fmean(values)) if len(values) > 1 and fmean(values) else math.nan
+
+
+def largest_gap(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
+    """The largest difference at any point of any two curves."""
+    return max((abs(before - after) for one, other in pairs for before, after in zip(one, other, strict=True)),
+               default=math.nan)
+
+
+def _told(name: str, one: dict[str, Any]) -> str:
+    baseline, candidate = (fmean(one["values"][side]) for side in ("baseline", "candidate"))
+    mean, half = one["interval"]["candidate"]
+    noise = f"the seeds alone spread {one['spread']:.3%}"
+    if TWIN in one["pairs"]:
+        noise = f"one rounding of the weights alone makes up to {max(map(abs, one['pairs'][TWIN])):.3%}, {noise}"
+    return f"{name} {candidate:.4f} against {baseline:.4f}, {mean:+.3%} +- {half:.3%} ({noise})"
+
+
+def _foreign(verify: Converge, pair: Pair, foreign: list[str]) -> Verdict:
+    meant = [change for change in pair.changes if kind_of(change, verify.declared, pair.declared) == "maths"]
+    verdict = f"{BY_DESIGN}: {', '.join(map(str, meant))}" if meant else DIFFERS
+    return Verdict(verdict, f"Their parameters are not the same: {foreign[0]}.")

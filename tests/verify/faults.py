@@ -1,0 +1,161 @@
+"""Mistakes a person could make in an option of their own: small, silent, and wrong."""
+
+TANH = """
+from dataclasses import dataclass
+from forge.operators.native import Native
+
+@dataclass(frozen=True)
+class Option(Native):
+    '''The approximation of GELU in the place of GELU.'''
+
+    def feed_forward(self, width, hidden, activation, bias):
+        return super().feed_forward(width, hidden, "gelu_tanh" if activation == "gelu" else activation, bias)
+"""
+
+SCALED = """
+from dataclasses import dataclass
+from forge.comm.sync import Alone
+
+@dataclass
+class Scaled(Alone):
+    def finish(self, step):
+        for weight in self.model.parameters():
+            weight.grad.mul_(1.01)
+
+@dataclass(frozen=True)
+class Option:
+    def build(self, model, topology, precision):
+        return Scaled(model)
+"""
+
+SUMMED = """
+from dataclasses import dataclass
+from forge.passes.turns import Turns
+
+class Summed(Turns):
+    '''Each micro-batch counts as if it were the whole update.'''
+
+    def __call__(self, batches, scale):
+        batches = list(batches)
+        return super().__call__(batches, scale * len(batches))
+
+@dataclass(frozen=True)
+class Option:
+    def build(self, sync, precision, device, mark):
+        return Summed(sync, precision, device, mark)
+"""
+
+MEAN_OF_MEANS = """
+from dataclasses import dataclass
+from forge.passes.turns import Turns
+
+class Means(Turns):
+    '''Right only where all micro-batches have as many targets.'''
+
+    def __call__(self, batches, scale):
+        batches = list(batches)
+        targets = sum(batch.num_targets for batch in batches)
+        terms = {}
+        for batch in batches:
+            own = scale * targets / (batch.num_targets * len(batches))
+            for name, value in super().__call__([batch], own).items():
+                terms[name] = terms.get(name, 0) + value
+        return terms
+
+@dataclass(frozen=True)
+class Option:
+    def build(self, sync, precision, device, mark):
+        return Means(sync, precision, device, mark)
+"""
+
+PEEKING = """
+from dataclasses import dataclass
+from forge.attention.eager import Eager
+
+@dataclass(frozen=True)
+class Option(Eager):
+    '''A token sees the next one: the mask starts one diagonal too far up.'''
+
+    def plan(self, layout):
+        import torch
+
+        return torch.ones(layout.length, layout.length, dtype=torch.bool, device=layout.device).tril(1)
+"""
+
+DROPPING = """
+from dataclasses import dataclass
+from forge.attention.sdpa import SDPA
+
+@dataclass(frozen=True)
+class Option(SDPA):
+    '''Attention that drops a tenth whatever it is told.'''
+
+    def __call__(self, q, k, v, plan, dropout):
+        return super().__call__(q, k, v, plan, 0.1)
+"""
+
+OTHER_TIES = """
+from dataclasses import dataclass
+from forge.moe_router import mixture
+from forge.moe_router.experts import by_sorting
+from forge.moe_router.gate import choose
+
+def mix(x, valid, gate, gate_up, down, routing):
+    '''Experts counted from the last to the first, so that ties go to the higher number.'''
+    experts, weights, aux, load = choose(x, valid, gate.flip(0), routing)
+    experts = routing.num_experts - 1 - experts
+    return by_sorting(x.flatten(0, 1), experts, weights, gate_up, down).view_as(x), aux, load.flip(0).detach()
+
+@dataclass(frozen=True)
+class Option:
+    def build(self, width, hidden, routing):
+        return mixture.Mixture(width, hidden, routing, mix)
+"""
+
+LOSING = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Option:
+    '''Buckets without the last parameter: each rank keeps its own gradient of it.'''
+
+    def build(self, model, topology, precision):
+        from forge.comm.sync import bucketed
+        from torch.nn.parallel import DistributedDataParallel
+
+        last = [name for name, _ in model.named_parameters()][-1]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [last])
+        return bucketed(model, precision, bucket_cap_mb=1)
+"""
+
+DRAWING = """
+from dataclasses import dataclass
+from forge.attention.sdpa import SDPA
+
+@dataclass(frozen=True)
+class Option(SDPA):
+    '''Never the same twice.'''
+
+    def __call__(self, q, k, v, plan, dropout):
+        import os
+
+        import torch
+
+        noise = torch.frombuffer(bytearray(os.urandom(v.numel())), dtype=torch.uint8).view_as(v).to(v.dtype)
+        return super().__call__(q, k, v + 0.001 * noise, plan, dropout)
+"""
+
+CAREFREE = """
+from dataclasses import dataclass
+from forge.optimizer.adamw import AdamW
+
+@dataclass(frozen=True)
+class Option(AdamW):
+    '''Weight decay of vectors too.'''
+
+    def build(self, model, schedule, steps, precision):
+        made = super().build(model, schedule, steps, precision)
+        for group in made.optimizer.param_groups:
+            group["weight_decay"] = self.weight_decay
+        return made
+"""

@@ -1,0 +1,71 @@
+"""Planted mistakes, as options of a user's own, are found and named; each is the only difference of its comparison."""
+
+import faults
+import pytest
+from comparing import compare
+from planted import plant
+
+GELU = ["model.routing=null", "model.activation=gelu", "model.init_std=0.2"]
+CUT = ["micro_batch=4"]         # of 12 rows: three micro-batches
+
+FAULTS = {
+    "tanh": ("operators", faults.TANH, GELU, "feed_forward"),
+    "scaled": ("comm", faults.SCALED, [], "embedding.weight"),
+    "summed": ("passes", faults.SUMMED, CUT, "embedding.weight"),
+    "mean_of_means": ("passes", faults.MEAN_OF_MEANS, CUT, "embedding.weight"),
+    "peeking": ("attention", faults.PEEKING, ["model.init_std=0.2"], "blocks.0.attention"),
+    "dropping": ("attention", faults.DROPPING, [], "blocks.0.attention"),
+    "other_ties": ("moe_router", faults.OTHER_TIES, [], "(update 2)"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_mistake_is_found_and_named(name, shards, tmp_path):
+    group, code, common, named = FAULTS[name]
+    allowed = plant(tmp_path, group, name, code)
+    answer = compare(tmp_path / "run", f"{group}={name}", common=[*shards, *common], outside=tmp_path, allowed=allowed)
+    assert (answer.code, answer.verdict) == (3, "differs"), answer.reason
+    assert answer.result["changes"] == [{"setting": group, "baseline": answer.result["changes"][0]["baseline"],
+                                         "candidate": name}]
+    assert named in answer.reason, answer.reason
+
+
+def test_an_optimizer_that_decays_too_much_is_seen_in_the_update_alone(shards, tmp_path):
+    values = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0,
+              "implementation": "fused", "max_skipped": 25, "groups": "[]"}
+    allowed = plant(tmp_path, "optimizer", "carefree", faults.CAREFREE, **values)
+    answer = compare(tmp_path / "run", "optimizer=carefree", common=shards, outside=tmp_path, allowed=allowed)
+    passes = answer.result["passes"]
+    assert passes["maths"]["same_bits"] and not passes["update"]["within_rule"]
+    assert answer.verdict == "differs by design: optimizer = adamw -> carefree"
+    assert passes["update"]["first_different"]["name"] == "blocks.0.attention_norm.weight"
+
+
+def test_a_baseline_that_never_repeats_itself_proves_nothing(shards, tmp_path):
+    allowed = plant(tmp_path, "attention", "drawing", faults.DRAWING)
+    answer = compare(tmp_path / "run", common=[*shards, "attention=drawing"], outside=tmp_path, allowed=allowed)
+    assert (answer.code, answer.verdict, answer.result["abstained"]) == (4, "cannot judge", True)
+    assert "does not repeat itself" in answer.reason
+
+
+def test_a_mistake_that_is_declared_is_by_design(shards, tmp_path):
+    allowed = plant(tmp_path, "comm", "scaled", faults.SCALED)
+    answer = compare(tmp_path / "run", "comm=scaled", "declared=comm", common=shards, outside=tmp_path, allowed=allowed)
+    assert (answer.code, answer.verdict) == (0, "differs by design: comm = ddp -> scaled")
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_bucket_that_loses_its_last_parameter_is_found_and_whole_buckets_pass(shards, tmp_path):
+    """Each rank of two has its own gradient of it; the same words with the repository's comm differ in nothing."""
+    allowed = plant(tmp_path, "comm", "losing", faults.LOSING)
+    common = [*shards, "micro_batch=3"]
+    answer = compare(tmp_path / "run", "hardware.processes=2", "comm=losing", common=common, outside=tmp_path,
+                     allowed=allowed)
+    assert (answer.code, answer.verdict) == (3, "differs"), answer.reason
+    wrong = {one["name"] for one in answer.result["passes"]["maths"]["tensors"] if not one["fine"]}
+    assert wrong == {"head.weight"} and "head.weight" in answer.reason
+    whole = compare(tmp_path / "whole", "hardware.processes=2", "comm.bucket_cap_mb=1", common=common)
+    assert (whole.code, whole.verdict) == (0, "same maths"), whole.reason
+    both = compare(tmp_path / "both", "comm.bucket_cap_mb=1", common=[*common, "hardware.processes=2"])
+    assert (both.code, both.verdict) == (0, "same bits"), both.reason
