@@ -21,6 +21,7 @@ class Float64:
 
     compute: ClassVar[str] = "float64"
     parameter: ClassVar[str] = "float64"
+    master: ClassVar[None] = None
     reduce: ClassVar[str] = "float64"
     residual: ClassVar[None] = None
     loss_scale: ClassVar[None] = None
