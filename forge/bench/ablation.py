@@ -1,0 +1,112 @@
+"""What each switch is worth: alone, all together, and left out of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.bench import Timing
+from forge.bench.aa import floor_problems
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forge.bench.compare import Judge
+    from forge.bench.session import Resident, Session
+    from forge.bench.trial import Trial
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """switches: each a string of training overrides. verify: ask forge.verify for each of them what it changes in the
+    results, within verify_seconds. max_floor, micro: see forge.bench.aa."""
+
+    switches: list[str]
+    verify: bool
+    verify_seconds: float
+    max_floor: float
+    micro: str | None
+    timing: Timing
+
+    def problems(self) -> Iterator[str]:
+        yield from self.timing.problems()
+        yield from floor_problems(self.max_floor)
+        if not self.switches:
+            yield "bench.switches=[]: name one at least, for example bench.switches=[compile=blocks]."
+        for switch in sorted({switch for switch in self.switches if self.switches.count(switch) > 1}):
+            yield f"bench.switches names {switch} more than once: a switch is one row."
+
+    def __call__(self, session: Session) -> None:
+        from forge.bench.compare import Judge, find_floor, note_smallest
+        from forge.bench.session import BASELINE, matmul_rate
+
+        judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
+        first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
+        alone = [self._trial(session, switch, switch) for switch in self.switches]
+        together = self._trial(session, ALL, *self.switches)
+        without = [self._trial(session, f"{ALL} but {switch}", *(other for other in self.switches if other != switch))
+                   for switch in self.switches]
+        session.progress.parts = 1 + len(alone) + (1 + len(without) if len(alone) > 1 else 0)
+
+        baseline = session.baseline(first, self.timing)
+        find_floor(session, judge, baseline, again)
+        baseline = self._against(session, judge, baseline, alone, "alone")
+        if len(alone) > 1:
+            baseline = self._against(session, judge, baseline, [together], "all")
+            baseline.arm.end()
+            self._left_out(session, judge, together, without)
+        baseline.arm.end()
+        note_smallest(session, judge)
+        session.record.facts["overlap"] = overlap(session.record.rows)
+        if self.verify:
+            self._prove(session, first, alone)
+
+    def _trial(self, session: Session, name: str, *switches: str) -> Trial:
+        try:
+            return session.composer.trial(name, *switches)
+        except ConfigError as error:
+            raise ConfigError(f"bench.switches: {name}: {error}") from None
+
+    def _against(self, session: Session, judge: Judge, base: Resident, trials: list[Trial], kind: str) -> Resident:
+        from forge.bench.compare import compare
+
+        for trial in trials:
+            row, base = compare(session, judge, trial, base, kind)
+            session.add(row)
+        return base
+
+    def _left_out(self, session: Session, judge: Judge, together: Trial, without: list[Trial]) -> None:
+        """All of them are the side that stays: what leaving one out loses is measured against them directly."""
+        from forge.bench.resident import ArmFailed
+
+        try:
+            base = session.open(together, self.timing)
+        except ArmFailed as failure:
+            for trial in without:
+                session.add({"name": trial.name, "kind": "left out", "against": ALL, "words": trial.words,
+                             "status": failure.status, "reason": f"{ALL} does not run: {failure}", "verdict": None})
+            return
+        base = self._against(session, judge, base, without, "left out")
+        base.arm.end()
+
+    def _prove(self, session: Session, first: Trial, alone: list[Trial]) -> None:
+        from forge.bench.proof import prove
+
+        rows = {row["name"]: row for row in session.record.rows if row["kind"] == "alone"}
+        for trial in alone:
+            session.progress.tell(f"{trial.name}: verifying")
+            rows[trial.name] |= prove(trial, first, self.verify_seconds)
+            session.record.write()
+
+
+def overlap(rows: list[dict[str, Any]]) -> dict[str, float] | None:
+    """What the switches would gain together if none touched another, and what they gain; None where one is missing."""
+    alone = [row for row in rows if row["kind"] == "alone" and row["status"] != "same settings"]
+    together = [row for row in rows if row["kind"] == "all" and row.get("gain")]
+    if not together or not all(row.get("gain") for row in alone):
+        return None
+    product = math.expm1(sum(row["gain"]["log_mean"] for row in alone))
+    return {"product_of_singles": product, "all": together[0]["gain"]["estimate"]}
