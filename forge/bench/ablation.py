@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.bench import Timing
 from forge.bench.aa import floor_problems
+from forge.bench.trial import words_of
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,18 +48,17 @@ class Ablation:
         first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
         alone = [self._trial(session, switch, switch) for switch in self.switches]
         together = self._trial(session, ALL, *self.switches)
-        without = [self._trial(session, f"{ALL} but {switch}", *(other for other in self.switches if other != switch))
-                   for switch in self.switches]
-        session.progress.parts = 1 + len(alone) + (1 + len(without) if len(alone) > 1 else 0)
+        session.progress.parts = 1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0)
 
         baseline = session.baseline(first, self.timing)
         find_floor(session, judge, baseline, again)
         baseline = self._against(session, judge, baseline, alone, "alone")
         if len(alone) > 1:
-            baseline = self._against(session, judge, baseline, [together], "all")
+            reached, baseline = self._together(session, judge, baseline, together)
             baseline.arm.end()
-            self._left_out(session, judge, together, without)
-        baseline.arm.end()
+            if reached is not None:
+                self._left_out(session, judge, reached)
+        session.end()
         note_smallest(session, judge)
         session.record.facts["overlap"] = overlap(session.record.rows)
         if self.verify:
@@ -78,25 +78,47 @@ class Ablation:
             session.add(row)
         return base
 
-    def _left_out(self, session: Session, judge: Judge, together: Trial, without: list[Trial]) -> None:
+    def _together(self, session: Session, judge: Judge, base: Resident,
+                  together: Trial) -> tuple[Trial | None, Resident]:
+        """(all switches, or all that run alone where all do not run, or None; the baseline)."""
+        from forge.bench.compare import compare
+
+        row, base = compare(session, judge, together, base, "all")
+        session.add(row)
+        running = [other["name"] for other in session.record.rows
+                   if other["kind"] == "alone" and other["status"] in ("measured", "disturbed", "same settings")]
+        if row["status"] in ("measured", "disturbed"):
+            return together, base
+        if row["status"] == "same settings" or len(running) in (0, 1, len(self.switches)):
+            return None, base
+        fewer = self._trial(session, f"{ALL} that run", *running)
+        row, base = compare(session, judge, fewer, base, "all")
+        session.add(row)
+        return (fewer if row["status"] in ("measured", "disturbed") else None), base
+
+    def _left_out(self, session: Session, judge: Judge, together: Trial) -> None:
         """All of them are the side that stays: what leaving one out loses is measured against them directly."""
         from forge.bench.resident import ArmFailed
 
+        idle = [row["name"] for row in session.record.rows if row["status"] == "same settings"]
+        there = [switch for switch in self.switches if set(words_of(switch)) <= set(together.words)]
         try:
             base = session.open(together, self.timing)
-        except ArmFailed as failure:
-            for trial in without:
-                session.add({"name": trial.name, "kind": "left out", "against": ALL, "words": trial.words,
-                             "status": failure.status, "reason": f"{ALL} does not run: {failure}", "verdict": None})
+        except ArmFailed as failure:        # it ran a moment ago
+            session.record.facts["reason"] = f"{together.name} does not run again: {failure}"
             return
-        base = self._against(session, judge, base, without, "left out")
-        base.arm.end()
+        for switch in there:
+            if switch not in idle:
+                trial = self._trial(session, f"without {switch}", *(other for other in there if other != switch))
+                base = self._against(session, judge, base, [trial], "left out")
 
     def _prove(self, session: Session, first: Trial, alone: list[Trial]) -> None:
         from forge.bench.proof import prove
 
         rows = {row["name"]: row for row in session.record.rows if row["kind"] == "alone"}
         for trial in alone:
+            if rows[trial.name]["status"] not in ("measured", "disturbed"):
+                continue
             session.progress.tell(f"{trial.name}: verifying")
             rows[trial.name] |= prove(trial, first, self.verify_seconds)
             session.record.write()
@@ -105,7 +127,7 @@ class Ablation:
 def overlap(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     """What the switches would gain together if none touched another, and what they gain; None where one is missing."""
     alone = [row for row in rows if row["kind"] == "alone" and row["status"] != "same settings"]
-    together = [row for row in rows if row["kind"] == "all" and row.get("gain")]
+    together = [row for row in rows if row["kind"] == "all" and row["name"] == ALL and row.get("gain")]
     if not together or not all(row.get("gain") for row in alone):
         return None
     product = math.expm1(sum(row["gain"]["log_mean"] for row in alone))

@@ -9,6 +9,8 @@ from typing import Any
 Result = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
+NAME_WIDTH = 16         # a name that is cut into shorter pieces cannot be read
+WIDTH = 130             # of tables in a file
 PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "optimizer": "update",
           "other": "other"}
 
@@ -19,12 +21,16 @@ def print_report(result: Result, run_dir: Path) -> None:
     from rich.table import Table as Grid
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     for line in head(result):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for columns, rows in tables(result):
         grid = Grid()
-        for number, column in enumerate(columns):
-            grid.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        for place, column in enumerate(columns):
+            grid.add_column(column, justify="left" if place == 0 else "right", overflow="fold",
+                            no_wrap=column == "verdict",
+                            min_width=min(NAME_WIDTH, max(len(row[0]) for row in rows)) if place == 0 else None)
         for row in rows:
             grid.add_row(*(cell.replace("[", r"\[") for cell in row))
         console.print(grid)
@@ -61,7 +67,8 @@ def head(result: Result) -> list[str]:
 
 def notes(result: Result) -> list[str]:
     """What a reader of the table has to know."""
-    lines = [f"{row['name']}: {row['reason']}" for row in result["rows"] if row.get("reason")]
+    lines = [f"{row.get('family', '')} {row['name']}: {' '.join(row['reason'].split())}".strip()
+             for row in result["rows"] if row.get("reason")]
     unverified = {row["verify_reason"] for row in result["rows"] if row.get("verify") == "unverified"}
     lines += [f"unverified: {reason}" for reason in sorted(unverified)]
     if result.get("overlap"):
@@ -80,39 +87,32 @@ def notes(result: Result) -> list[str]:
     if result["abstained"]:
         lines.append(f"Not judged: {result['reason']}")
     elif result["status"] != "finished":
-        lines.append(f"This bench was {result['status']}" + (f": {result['reason']}" if result["reason"] else "."))
+        lines.append(f"Not to its end ({result['status']})" + (f": {result['reason']}" if result["reason"] else "."))
     return lines
 
 
 def tables(result: Result) -> list[Table]:
     makers: dict[str, Callable[[Result], list[Table]]] = {"telemetry": _telemetry, "micro": _micro}
-    return makers.get(result["mode"], _compared)(result)
+    return [table for table in makers.get(result["mode"], _compared)(result) if table[1]]
 
 
 def _compared(result: Result) -> list[Table]:
-    """One row an arm: the gain, and what it costs."""
+    """What each arm gains, what it costs, and where its time goes."""
     rows = result["rows"]
-    if not rows:
-        return []
     first, verified = any("over_first" in row for row in rows), any(row.get("verify") for row in rows)
     measured = any(row.get("mfu_measured") is not None for row in rows)
-    columns = ["", "tokens/s", "gain", *(["over the first"] if first else []), "verdict", "step ms", "GB", "MFU",
-               *(["of measured"] if measured else []), "start s", *(["results"] if verified else [])]
-    table, times = [], []
-    for row in rows:
-        table.append([_name(row), number(row.get("tokens_per_second"), 0), interval(row.get("gain")),
-                      *([interval(row.get("over_first"))] if first else []), verdict(row),
-                      number(row.get("step_ms"), 2), number(row.get("peak_memory_bytes"), 2, 1e9),
-                      percent(row.get("mfu"), sign=False),
-                      *([percent(row.get("mfu_measured"), sign=False)] if measured else []),
-                      number(row.get("startup_seconds"), 1), *([row.get("verify") or "-"] if verified else [])])
-        if row.get("phases_ms"):
-            times.append([row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in PHASES)])
-    return [(columns, table), (["ms of a step", *PHASES.values()], times)] if times else [(columns, table)]
-
-
-def _name(row: Result) -> str:
-    return f"{row['name']} (of all)" if row["kind"] == "left out" else str(row["name"])
+    gains = [[row["name"], number(row.get("tokens_per_second"), 0), interval(row.get("gain")),
+              *([interval(row.get("over_first"))] if first else []), verdict(row),
+              *([row.get("verify") or "-"] if verified else [])] for row in rows]
+    ran = [row for row in rows if row.get("phases_ms")]
+    costs = [[row["name"], number(row["step_ms"], 2), number(row["peak_memory_bytes"], 2, 1e9), percent(row["mfu"], sign=False),
+              *([percent(row["mfu_measured"], sign=False)] if measured else []), number(row["startup_seconds"], 1)]
+             for row in ran]
+    phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in PHASES)] for row in ran]
+    return [(["", "tokens/s", "gain", *(["over the first"] if first else []), "verdict",
+              *(["results"] if verified else [])], gains),
+            (["", "step ms", "GB", "MFU", *(["of measured rate"] if measured else []), "start s"], costs),
+            (["ms of a step", *PHASES.values()], phases)]
 
 
 def verdict(row: Result) -> str:
@@ -135,7 +135,7 @@ def _micro(result: Result) -> list[Table]:
         rows = [row for row in result["rows"] if row["family"] == family]
         columns = list(dict.fromkeys(name for row in rows for name in row["shown"]))
         made.append(([family, *columns], [[row["name"], *(row["shown"].get(name, "-") for name in columns)]
-                                          for row in rows]))
+                                          for row in rows if row["shown"]]))
     return made
 
 

@@ -15,7 +15,7 @@ from forge.bench.record import Record
 from forge.bench.resident import Arm, ArmFailed
 from forge.bench.statistics import steady_from
 from forge.bench.trial import Composer, Trial
-from forge.bench.turns import Block, Turn, take_blocks
+from forge.bench.turns import Block, Side, Turn, take_blocks
 from forge.errors import ConfigError, ForgeError
 
 BASELINE = "baseline"
@@ -113,7 +113,7 @@ class Session:
         except ArmFailed as failure:
             raise BaselineFailed(failure, trial.name) from None
 
-    def blocks(self, sides: Sequence[Resident], timing: Timing) -> list[Block]:
+    def blocks(self, sides: Sequence[Side], timing: Timing) -> list[Block]:
         """Turns of the sides, noted in the record with every step. Raises ArmFailed."""
         def told(number: int, name: str) -> None:
             self.progress.tell(f"{' against '.join(side.name for side in reversed(sides))}: block {number + 1} of "

@@ -32,7 +32,9 @@ class Trial:
     problem: str | None
 
     def freeze(self) -> None:
-        freeze(self.settings, self.folder)
+        """Once: an arm that is started again starts from the same file."""
+        if not (self.folder / "config.yaml").exists():
+            freeze(self.settings, self.folder)
 
     def record(self) -> dict[str, Any]:
         """Interpolations stay literal, so that no secret is written."""

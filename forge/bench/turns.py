@@ -33,7 +33,8 @@ class Turn:
 
 
 class Side(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def turn(self) -> Turn: ...
 
