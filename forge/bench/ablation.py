@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forge.bench.trial import Trial
 
 ALL = "all"
+RAN = ("measured", "disturbed")
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,21 @@ class Ablation:
             yield f"bench.switches names {switch} more than once: a switch is one row."
 
     def __call__(self, session: Session) -> None:
-        from forge.bench.compare import Judge, find_floor, note_smallest
+        from forge.bench.compare import Judge, compare, find_floor, note_smallest
         from forge.bench.session import BASELINE, matmul_rate
 
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
         first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
         alone = [self._trial(session, switch, switch) for switch in self.switches]
-        together = self._trial(session, ALL, *self.switches)
         session.progress.parts = 1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0)
 
         baseline = session.baseline(first, self.timing)
         find_floor(session, judge, baseline, again)
-        baseline = self._against(session, judge, baseline, alone, "alone")
+        for trial in alone:
+            row, baseline = compare(session, judge, trial, baseline, "alone")
+            session.add(row)
         if len(alone) > 1:
-            reached, baseline = self._together(session, judge, baseline, together)
+            reached, baseline = self._together(session, judge, baseline)
             baseline.arm.end()
             if reached is not None:
                 self._left_out(session, judge, reached)
@@ -70,31 +72,17 @@ class Ablation:
         except ConfigError as error:
             raise ConfigError(f"bench.switches: {name}: {error}") from None
 
-    def _against(self, session: Session, judge: Judge, base: Resident, trials: list[Trial], kind: str) -> Resident:
-        from forge.bench.compare import compare
-
-        for trial in trials:
-            row, base = compare(session, judge, trial, base, kind)
-            session.add(row)
-        return base
-
-    def _together(self, session: Session, judge: Judge, base: Resident,
-                  together: Trial) -> tuple[Trial | None, Resident]:
+    def _together(self, session: Session, judge: Judge, base: Resident) -> tuple[Trial | None, Resident]:
         """(all switches, or all that run alone where all do not run, or None; the baseline)."""
-        from forge.bench.compare import compare
-
-        row, base = compare(session, judge, together, base, "all")
-        session.add(row)
+        trial, row, base = self._combined(session, judge, base, "all", ALL, self.switches)
+        if row["status"] in RAN or row["status"] == "same settings":
+            return (trial if row["status"] in RAN else None), base
         running = [other["name"] for other in session.record.rows
-                   if other["kind"] == "alone" and other["status"] in ("measured", "disturbed", "same settings")]
-        if row["status"] in ("measured", "disturbed"):
-            return together, base
-        if row["status"] == "same settings" or len(running) in (0, 1, len(self.switches)):
+                   if other["kind"] == "alone" and other["status"] in (*RAN, "same settings")]
+        if len(running) in (0, 1, len(self.switches)):
             return None, base
-        fewer = self._trial(session, f"{ALL} that run", *running)
-        row, base = compare(session, judge, fewer, base, "all")
-        session.add(row)
-        return (fewer if row["status"] in ("measured", "disturbed") else None), base
+        trial, row, base = self._combined(session, judge, base, "all", f"{ALL} that run", running)
+        return (trial if row["status"] in RAN else None), base
 
     def _left_out(self, session: Session, judge: Judge, together: Trial) -> None:
         """All of them are the side that stays: what leaving one out loses is measured against them directly."""
@@ -109,15 +97,36 @@ class Ablation:
             return
         for switch in there:
             if switch not in idle:
-                trial = self._trial(session, f"without {switch}", *(other for other in there if other != switch))
-                base = self._against(session, judge, base, [trial], "left out")
+                others = [other for other in there if other != switch]
+                base = self._combined(session, judge, base, "left out", f"without {switch}", others)[2]
+
+    def _combined(self, session: Session, judge: Judge, base: Resident, kind: str, name: str,
+                  switches: list[str]) -> tuple[Trial | None, dict[str, Any], Resident]:
+        """(the trial of several switches, its row, the side it was held against). Switches that cannot be composed
+        together, though each can alone, are a row."""
+        from forge.bench.compare import compare
+
+        try:
+            trial = session.composer.trial(name, *switches)
+        except ConfigError as error:
+            row = {"name": name, "kind": kind, "against": base.name, "status": "failed", "verdict": None,
+                   "words": [word for switch in switches for word in words_of(switch)], "reason": str(error),
+                   "exit_code": int(error.exit_code)}
+            session.add(row)
+            return None, row, base
+        row, base = compare(session, judge, trial, base, kind)
+        lost = [switch for switch in switches if not set(words_of(switch)) <= set(trial.words)]
+        if lost and row.get("reason") is None:
+            row["reason"] = f"{', '.join(lost)} is set again by a later switch, which counts."
+        session.add(row)
+        return trial, row, base
 
     def _prove(self, session: Session, first: Trial, alone: list[Trial]) -> None:
         from forge.bench.proof import prove
 
         rows = {row["name"]: row for row in session.record.rows if row["kind"] == "alone"}
         for trial in alone:
-            if rows[trial.name]["status"] not in ("measured", "disturbed"):
+            if rows[trial.name]["status"] not in RAN:
                 continue
             session.progress.tell(f"{trial.name}: verifying")
             rows[trial.name] |= prove(trial, first, self.verify_seconds)

@@ -33,11 +33,11 @@ def look() -> dict[str, Any]:
 
 def devices() -> list[dict[str, Any]] | None:
     """The GPUs that this process may use, with the processes on them."""
-    rows = _ask("--query-gpu=" + ",".join(FIELDS.values()))
+    rows = _ask("gpu", list(FIELDS.values()))
     if rows is None:
         return None
     found = [dict(zip(FIELDS, map(_value, row), strict=True)) for row in rows if len(row) == len(FIELDS)]
-    running = _ask("--query-compute-apps=gpu_uuid,pid,used_memory,process_name") or []
+    running = _ask("compute-apps", ["gpu_uuid", "pid", "used_memory", "process_name"]) or []
     for device in found:
         device["throttling"] = reasons(device["throttling"])
         device["processes"] = [{"pid": int(pid), "memory_mib": _value(memory), "name": name}
@@ -105,7 +105,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _ask(query: str) -> list[list[str]] | None:
+def _ask(about: str, fields: list[str]) -> list[list[str]] | None:
     """The cells that nvidia-smi answers with, of the visible GPUs; None where it is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -113,11 +113,12 @@ def _ask(query: str) -> list[list[str]] | None:
         return None
     chosen = ["-i", visible] if visible else []
     try:
-        said = subprocess.run([program, query, "--format=csv,noheader,nounits", *chosen], capture_output=True,
-                              text=True, timeout=30, check=True)
+        said = subprocess.run(
+            [program, f"--query-{about}={','.join(fields)}", "--format=csv,noheader,nounits", *chosen],
+            capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return [[cell.strip() for cell in line.split(",", maxsplit=len(FIELDS) - 1)]
+    return [[cell.strip() for cell in line.split(",", maxsplit=len(fields) - 1)]        # the last may hold commas
             for line in said.stdout.splitlines() if line]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class Composer:
     allowed: tuple[str, ...]
     run_dir: Path
     made: int = 0
+    _known: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
 
     def trial(self, name: str, *switches: str, quiet: dict[str, str] | None = None) -> Trial:
         """The baseline with these switches, each a string of words; later words take the place of earlier ones.
@@ -73,7 +75,11 @@ class Composer:
                   if not any(key(mine).partition(".")[0] == group for mine in words)]
         folder = self.run_dir / "arms" / f"{self.made:02d}_{_plain(name)}"
         self.made += 1
-        settings = _composed([*beside, *words, f"run_dir={folder}"])
+        line = (*beside, *words)
+        if line not in self._known:         # Hydra takes a quarter of a second for each
+            self._known[line] = _composed([*line, f"run_dir={folder}"])
+        settings = copy.deepcopy(self._known[line])
+        settings.run_dir = str(folder)
         config = realise(settings, self.allowed)
         try:
             check(config)

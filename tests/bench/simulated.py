@@ -1,11 +1,13 @@
 """Arms that simulate a machine: what the commands make of turns is tested without the time that turns take."""
 
+import copy
 import json
 import math
 import random
 
 from forge.bench.__main__ import run
 from forge.bench.resident import ArmFailed
+from forge.bench.trial import _composed as compose_anew
 from forge.errors import Exit, ForgeError
 
 WORDS = ["hardware=cpu", "global_batch=8", "sequence_length=32"]
@@ -34,7 +36,8 @@ class Simulated:
             self.scale *= factor if word in trial.words else 1
         self._fail("start")
         self.facts = {"startup_seconds": 1.0, "flops_per_token": 1e6, "parameters": 1000, "versions": {"cuda": None},
-                      "device": {"type": "cpu", "count": 1, "name": None, "uuid": None, "peak_flops": None, "threads": 1}}
+                      "device": {"type": "cpu", "count": 1, "name": None, "uuid": None, "peak_flops": None,
+                                 "threads": 1}}
 
     def ask(self, do, settle=0, steps=0, telemetry=True, **rest):
         self.machine.asked += 1
@@ -58,9 +61,24 @@ class Simulated:
                 raise ArmFailed(error, Exit.CRASHED, self.name) if isinstance(error, str) else error
 
 
+COMPOSED = {}       # Hydra takes a quarter of a second for each configuration
+
+
+def composed(words):
+    """forge.bench.trial's own, each line once."""
+    place = words[-1].removeprefix("run_dir=")
+    line = tuple(words[:-1])
+    if line not in COMPOSED:
+        COMPOSED[line] = compose_anew(words)
+    settings = copy.deepcopy(COMPOSED[line])
+    settings.run_dir = place
+    return settings
+
+
 def bench(monkeypatch, folder, machine, *words):
     """(exit code or error, result.json) of a bench on a simulated machine."""
     monkeypatch.setattr("forge.bench.session.Arm", machine.arm)
+    monkeypatch.setattr("forge.bench.trial._composed", composed)
     monkeypatch.setattr("forge.bench.proof.find_spec", lambda name: None)
     try:
         code = run([*WORDS, *words, f"run_dir={folder}"])
