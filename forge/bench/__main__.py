@@ -32,10 +32,12 @@ from forge.bench.surroundings import check_free
 from forge.bench.trial import Composer
 from forge.errors import ConfigError, Exit, ForgeError, UnusableEnvironment
 from forge.freeze import owned
+from forge.process import outlive_terminal
 from forge.words import reporting
 
 
 def main() -> None:
+    outlive_terminal()
     with reporting(__doc__):
         sys.exit(run(sys.argv[1:]))
 
@@ -97,6 +99,10 @@ def _shown(record: Record, on_stdout: bool) -> Iterator[None]:
         record.end("interrupted", Exit.INTERRUPTED)
     except ForgeError as error:
         record.end("failed", error.exit_code, str(error))
+        _conclude(record, on_stdout, quiet=True)
+        raise
+    except OSError as error:
+        record.end("failed", Exit.ENVIRONMENT, f"{error.filename or 'a file'} cannot be used: {error.strerror}.")
         _conclude(record, on_stdout, quiet=True)
         raise
     except Exception as error:

@@ -106,7 +106,8 @@ def _compared(result: Result) -> list[Table]:
               *([row.get("verify") or "-"] if verified else [])] for row in rows]
     ran = [row for row in rows if row.get("phases_ms")]
     costs = [[row["name"], number(row["step_ms"], 2), number(row["peak_memory_bytes"], 2, 1e9),
-              percent(row["mfu"], sign=False), *([percent(row["mfu_measured"], sign=False)] if measured else []), number(row["startup_seconds"], 1)]
+              percent(row["mfu"], sign=False),
+              *([percent(row["mfu_measured"], sign=False)] if measured else []), number(row["startup_seconds"], 1)]
              for row in ran]
     phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in PHASES)] for row in ran]
     return [(["", "tokens/s", "gain", *(["over the first"] if first else []), "verdict",
