@@ -68,7 +68,8 @@ class Micro:
                 except ArmFailed as failure:
                     raise BaselineFailed(failure, BASELINE) from None
             try:
-                rows = self._rows(session, arm, family, options)
+                with session.record.watched():
+                    rows = self._rows(session, arm, family, options)
             except ArmFailed as failure:        # a family that takes its process along is a row, not the end
                 rows = [{"name": family, "shown": {}, "reason": str(failure)}]
                 arm.end()

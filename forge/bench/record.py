@@ -6,7 +6,10 @@ import hashlib
 import json
 import math
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from forge.errors import Exit, UnusableEnvironment
 from forge.failure import DISK_FULL
 
 SCHEMA = "forge.bench/1"
+LOOK_SECONDS = 5.0
 
 
 @dataclass
@@ -43,6 +47,26 @@ class Record:
 
     def look(self) -> None:
         self.looks.append(surroundings.look())
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look every few seconds meanwhile: an idle device has other clocks than one that works."""
+        if not self.looks[0]["devices"]:
+            yield
+            return
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_SECONDS):
+                self.look()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     def arm(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
         """Note what a trial is; the hash stands for its whole configuration."""

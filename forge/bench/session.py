@@ -119,7 +119,8 @@ class Session:
             self.progress.tell(f"{' against '.join(side.name for side in reversed(sides))}: block {number + 1} of "
                                f"{timing.blocks}, {name}", number / timing.blocks)
 
-        blocks = take_blocks(sides, timing.blocks, timing.spare, told)
+        with self.record.watched():
+            blocks = take_blocks(sides, timing.blocks, timing.spare, told)
         self.record.comparisons.append({"sides": [side.name for side in sides],
                                         "blocks": [block.record() for block in blocks]})
         self.record.look()

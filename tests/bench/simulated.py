@@ -23,6 +23,7 @@ class Machine:
         self.draws, self.asked, self.running, self.most_running = random.Random(0), 0, [], 0
 
     def arm(self, trial, patience, allowed, running):
+        self.running = running
         return Simulated(self, trial, running)
 
 
@@ -40,6 +41,7 @@ class Simulated:
                                  "threads": 1}}
 
     def ask(self, do, settle=0, steps=0, telemetry=True, **rest):
+        assert self in self.running, "it has ended"
         self.machine.asked += 1
         self._fail(self.machine.asked)
         machine = self.machine

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from simulated import composed
 
 from forge.bench import surroundings
 from forge.bench.__main__ import main
+from forge.bench.record import Record
 from forge.bench.request import quoted
 from forge.errors import Exit
 
@@ -160,6 +162,17 @@ def test_clocks_power_and_what_slows_a_device_down_are_read(machine):
     (device,) = surroundings.devices()
     assert device["sm_mhz"] == 1980 and device["watts_limit"] == 700 and device["processes"] == []
     assert device["throttling"] == ["power limit", "software thermal limit"]
+
+
+def test_devices_are_looked_at_while_they_work(machine, monkeypatch, tmp_path):
+    machine()
+    monkeypatch.setattr("forge.bench.record.LOOK_SECONDS", 0.01)
+    record = Record.begun(tmp_path / "record", "aa", [], {})
+    with record.watched():
+        time.sleep(0.5)
+    assert len(record.looks) > 3 and record.throttling() == ["power limit", "software thermal limit"]
+    written = json.loads((tmp_path / "record/result.json").read_text())
+    assert written["surroundings"][0]["devices"][0]["watts_limit"] == 700
 
 
 def test_nothing_is_made_up_without_nvidia_smi(monkeypatch, tmp_path):
