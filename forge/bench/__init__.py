@@ -22,7 +22,8 @@ class Timing:
     steps: updates of a turn that count, at least; more where they take less than `seconds`, fewer where they would
     take more than seconds_most. settle: updates before them, after the device changed hands. warmup: updates of a new
     arm that never count, at least; what else is warm-up is found by its change of level, within warmup_most.
-    patience: seconds that an arm may take to answer.
+    patience: seconds that an arm may take to answer. cold: every arm compiles for itself, with caches of its own; else
+    it finds what an earlier run of this user left, and its start-up is no start-up.
     """
 
     blocks: int
@@ -34,6 +35,7 @@ class Timing:
     warmup: int
     warmup_most: int
     patience: float
+    cold: bool
 
     def problems(self) -> Iterator[str]:
         for name, least in (("blocks", 4), ("steps", 1), ("warmup", 1), ("spare", 0), ("settle", 0)):

@@ -64,7 +64,7 @@ class Micro:
         for family in self.families:
             if arm is None:
                 try:
-                    arm = session.start(trial, self.patience)
+                    arm = session.start(trial, self.patience, cold=False)
                 except ArmFailed as failure:
                     raise BaselineFailed(failure, BASELINE) from None
             try:

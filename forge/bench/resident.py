@@ -39,15 +39,15 @@ class Arm:
     They die with this process, and a Ctrl-C on the terminal does not reach them.
     """
 
-    def __init__(self, trial: Trial, patience: float, allowed: tuple[str, ...], running: list[Arm]) -> None:
-        """patience: seconds that an answer may take. running: holds the arm until it ends. Raises ArmFailed."""
+    def __init__(self, trial: Trial, patience: float, cold: bool, allowed: tuple[str, ...], running: list[Arm]) -> None:
+        """patience, cold: see forge.bench.Timing. running: holds the arm until it ends. Raises ArmFailed."""
         self.trial, self.name, self.patience, self.running = trial, trial.name, patience, running
         running.append(self)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._said: list[bytes] = []
         self._meeting = tempfile.TemporaryDirectory(prefix="forge_")
         try:
-            self._start(allowed)
+            self._start(allowed, cold)
             self.facts = self._answers()[0]
         except BaseException:
             self.end()
@@ -78,13 +78,16 @@ class Arm:
         if self in self.running:
             self.running.remove(self)
 
-    def _start(self, allowed: tuple[str, ...]) -> None:
+    def _start(self, allowed: tuple[str, ...], cold: bool) -> None:
         assert self.trial.config is not None
         hardware = self.trial.config.hardware
         size = str(hardware.processes)
         shared = os.environ | hardware.environment() | {
             "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "FORGE_MEETING": f"{self._meeting.name}/store",
             "FORGE_PARENT": str(os.getpid())}
+        if cold:
+            shared |= {"TORCHINDUCTOR_CACHE_DIR": f"{self._meeting.name}/inductor",
+                       "TRITON_CACHE_DIR": f"{self._meeting.name}/triton"}
         command = [sys.executable, "-m", "forge.bench.arm", str(self.trial.folder)]
         command += [f"allowed_packages={','.join(allowed)}"] if allowed else []
         with (self.trial.folder / "output.txt").open("ab") as output:

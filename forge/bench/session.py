@@ -73,14 +73,14 @@ class Session:
     allowed: tuple[str, ...]
     arms: list[Arm] = field(default_factory=list)
 
-    def start(self, trial: Trial, patience: float) -> Arm:
+    def start(self, trial: Trial, patience: float, cold: bool) -> Arm:
         """The processes of a trial, after their first update. Raises ArmFailed."""
         noted = self.record.arm(trial.name, trial.record())
         if trial.problem is not None:
             raise ArmFailed(trial.problem, ConfigError.exit_code, trial.name)
         trial.freeze()
         self.progress.tell(f"{trial.name}: starting")
-        arm = Arm(trial, patience, self.allowed, self.arms)
+        arm = Arm(trial, patience, cold, self.allowed, self.arms)
         noted |= arm.facts
         if self.record.facts["device"] is None:
             self.record.facts["device"] = arm.facts["device"] | {"cuda": arm.facts["versions"]}
@@ -88,7 +88,7 @@ class Session:
 
     def open(self, trial: Trial, timing: Timing) -> Resident:
         """Raises ArmFailed."""
-        arm = self.start(trial, timing.patience)
+        arm = self.start(trial, timing.patience, timing.cold)
         try:
             self.progress.tell(f"{trial.name}: warming up")
             resident = Resident(arm, timing)

@@ -22,7 +22,7 @@ class Machine:
         self.speeds, self.noise, self.fails, self.drift, self.between = dict(speeds), noise, dict(fails), drift, between
         self.draws, self.asked, self.running, self.most_running = random.Random(0), 0, [], 0
 
-    def arm(self, trial, patience, allowed, running):
+    def arm(self, trial, patience, cold, allowed, running):
         self.running = running
         return Simulated(self, trial, running)
 

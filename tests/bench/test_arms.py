@@ -15,6 +15,9 @@ from planted import plant
 from simulated import rows_of
 
 from forge.bench.__main__ import run
+from forge.bench.resident import Arm
+from forge.bench.trial import Trial
+from forge.config import realise
 from forge.errors import Exit
 
 SMALL = ["hardware=cpu", "model.width=16", "model.layers=1", "model.heads=1", "model.kv_heads=1", "model.head_width=16",
@@ -57,7 +60,7 @@ class Option:
 def planted(tmp_path_factory):
     """Words that make options known which sleep, break and die."""
     folder = tmp_path_factory.mktemp("planted")
-    names = [plant(folder, "augment", "sleeps", SLEEPS, seconds=0.03), plant(folder, "augment", "breaks", BREAKS, at=9)]
+    names = [plant(folder, "augment", "sleeps", SLEEPS, seconds=0.03), plant(folder, "augment", "breaks", BREAKS, at=2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", str(Path.cwd()))]))
@@ -66,7 +69,7 @@ def planted(tmp_path_factory):
 
 def test_a_slow_option_is_slower_and_broken_ones_are_rows(planted, shards, tmp_path, capfd):
     """Steps of 30 ms that sleep, so that the machine's own noise hides nothing; the slow one sleeps a fifth more."""
-    switches = "bench.switches=[augment.seconds=0.036,augment=breaks,augment=breaks augment.at=-12]"
+    switches = "bench.switches=[augment.seconds=0.036,augment=breaks,augment=breaks augment.at=-2]"
     code = run([*planted, *SMALL, *shards, "augment=sleeps", *QUICK, switches, "bench.max_floor=1.0",
                 "bench.verify=false", f"run_dir={tmp_path}/record"])
     result = json.loads((tmp_path / "record/result.json").read_text())
@@ -80,7 +83,7 @@ def test_a_slow_option_is_slower_and_broken_ones_are_rows(planted, shards, tmp_p
         1e3 * baseline["tokens_per_step"] / baseline["tokens_per_second"], rel=0.02), "phases partition the step"
     assert baseline["mfu"] is None and rows["baseline again"]["verdict"] in ("not proven", "faster", "slower")
     assert "ValueError: broken on purpose" in rows["augment=breaks"]["reason"]
-    assert "ended with exit code 7" in rows["augment=breaks augment.at=-12"]["reason"]
+    assert "ended with exit code 7" in rows["augment=breaks augment.at=-2"]["reason"]
     assert rows["all"]["status"] == "failed" and "augment.seconds is not a setting" in rows["all"]["reason"]
     assert "augment.seconds=0.036 against baseline: block" in said.err
 
@@ -149,13 +152,31 @@ def test_what_the_machine_can_do_is_measured_or_said_not_to_be(shards, tmp_path,
     assert "all_reduce all sizes: one process" in capsys.readouterr().out
 
 
+def test_an_arm_compiles_with_caches_of_its_own(monkeypatch, tmp_path):
+    """Or the first arm of a bench would pay for all that follow."""
+    started = []
+
+    def start(command, env, **rest):
+        started.append(env)
+        raise OSError("enough is seen")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    trial = Trial("arm", [], tmp_path, None, realise(composed(*SMALL)), None)
+    for cold in (True, True, False):
+        with pytest.raises(OSError):
+            Arm(trial, 1.0, cold, (), [])
+    caches = [env.get("TORCHINDUCTOR_CACHE_DIR") for env in started]
+    assert caches[0] != caches[1] and caches[2] == os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    assert started[0]["TRITON_CACHE_DIR"] != started[1]["TRITON_CACHE_DIR"]
+    assert not Path(caches[0]).parent.exists(), "and leaves nothing"
+
+
 # ---- the driver, in this process
 
 @pytest.fixture(scope="module")
 def driver(shards, tmp_path_factory):
     from forge.bench.driver import Driver
     from forge.build import build
-    from forge.config import realise
 
     config = realise(composed(*SMALL, *shards, "evaluation=none", "snapshot=none", "tracker=[]", "tracker.every=2",
                               "steps=1000"))

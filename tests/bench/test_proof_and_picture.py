@@ -105,7 +105,8 @@ class Watching(Simulated):
 @pytest.mark.parametrize(("most", "verdict"), [(0.01, "below 1.0%"), (0.002, "above 0.2%")])
 def test_the_cost_of_telemetry_is_a_share_of_a_step_of_20_ms(monkeypatch, tmp_path, most, verdict):
     machine = Machine(noise=0.0001)
-    monkeypatch.setattr(machine, "arm", lambda trial, patience, allowed, running: Watching(machine, trial, running))
+    monkeypatch.setattr(machine, "arm", lambda trial, patience, cold, allowed, running: Watching(
+        machine, trial, running))
     code, result = bench(monkeypatch, tmp_path / "record", machine, "bench=telemetry", f"bench.most={most}")
     (row,) = rows_of(result).values()
     assert code == Exit.ANSWERED and row["name"] == "marks, ledger, console, tensorboard"
