@@ -1,5 +1,6 @@
 # make train    a real model learns from real text, with nothing set up before
 # make test     the tests, on the CPU
+# make bench-smoke   every bench on a small model, on the CPU
 # make check    what a change must pass: format, lint, types, tests
 
 PYTHON ?= python3
@@ -8,7 +9,13 @@ RUN = $(VENV)/bin/python
 # Where no GPU is seen, the CPU build of this version is enough; an unpinned torch may bring gigabytes of CUDA.
 TORCH = $(shell command -v nvidia-smi >/dev/null 2>&1 && echo torch || echo torch==2.13.0)
 
-.PHONY: train test check clean
+# A model of a few milliseconds a step, and turns so short that they prove little: this shows that all of it runs.
+SMOKE = hardware=cpu hardware.threads=1 model.width=32 model.layers=1 model.heads=2 model.kv_heads=2 model.head_width=16 \
+    model.hidden=32 model.routing.num_experts=2 sequence_length=32 global_batch=4
+SHORT = bench.timing.blocks=4 bench.timing.spare=0 bench.timing.steps=4 bench.timing.seconds=0.1 bench.timing.warmup=3
+BENCH = $(RUN) -m forge.bench $(SMOKE)
+
+.PHONY: train test check bench-smoke clean
 
 train: $(VENV)/installed
 	$(RUN) -m forge.train
@@ -20,6 +27,14 @@ check: $(VENV)/installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(MAKE) test
+
+bench-smoke: $(VENV)/installed
+	$(BENCH) bench=aa $(SHORT) bench.max_floor=10
+	$(BENCH) bench=ablation $(SHORT) bench.max_floor=10 bench.verify=false 'bench.switches=[loss=chunked,attention=eager]'
+	$(BENCH) bench=path $(SHORT) bench.max_floor=10 'bench.path=[attention=eager,attention=sdpa,operators=handwritten]'
+	$(BENCH) bench=telemetry $(SHORT) bench.timing.steps=10
+	$(BENCH) bench=micro hardware.processes=2 bench.seconds=0.05 bench.updates=5 'bench.copy_mb=[1,16]' \
+	    'bench.square_sizes=[256,1024]' 'bench.all_reduce_bytes=[8,32768,1048576]'
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

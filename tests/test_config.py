@@ -10,7 +10,7 @@ from conftest import composed
 from forge.config import check, conf_dir, realise
 from forge.errors import ConfigError
 
-NO_GROUP = ("experiment", "verify")        # verify: what a command of that name is told, and no run
+NO_GROUP = ("experiment", "bench", "verify")        # the last two: what commands of these names are told, and no run
 FILES = sorted(file for file in Path(conf_dir()).glob("*/*.yaml") if file.parent.name not in NO_GROUP)
 EXPERIMENTS = sorted(Path(conf_dir()).glob("experiment/**/*.yaml"))
 

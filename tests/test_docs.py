@@ -10,7 +10,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir()
-                and folder.name not in ("experiment", "verify"))
+                and folder.name not in ("experiment", "bench", "verify"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DEFAULTS = yaml.safe_load((CONF / "train.yaml").read_text())
 

@@ -18,6 +18,7 @@ from torch._C._autograd import _profiler_enabled
 
 FIRST = "data_wait"         # the phase a step begins with
 PAUSE = "pause"             # evaluation and snapshots: no part of a step
+KEPT = 1024                 # steps whose phases are kept one by one
 WARMUP = 3                  # steps left out of the means: they compile, allocate and fill caches
 RANGES = {"data_wait": "read"}      # the word of the loop, where the phase has another name
 
@@ -29,6 +30,7 @@ class Phases:
         self.on_device = device.type == "cuda"
         self.lengths = array("d")                           # ms of each finished step, without its pauses
         self.totals: dict[str, float] = {}                  # ms of each phase, over the finished steps after WARMUP
+        self.newest: deque[dict[str, float]] = deque(maxlen=KEPT)       # ms of each phase, of the newest steps
         self.paused_ms = 0.0
         self._marks: deque[tuple[str, Any]] = deque()
         self._range: Any = None
@@ -60,6 +62,12 @@ class Phases:
             self._add(spent)
         return self.lengths
 
+    def rest(self) -> None:
+        """End the step here, and wait for the device. What passes until the next mark belongs to no step."""
+        self(FIRST)
+        self.read(wait=True)
+        self._marks.clear()
+
     def means(self) -> dict[str, float]:
         """ms of each phase in a step, without the first steps."""
         return {phase: ms / max(1, len(self.lengths) - WARMUP) for phase, ms in self.totals.items()}
@@ -67,6 +75,7 @@ class Phases:
     def _add(self, spent: dict[str, float]) -> None:
         self.paused_ms += spent.pop(PAUSE, 0.0)
         self.lengths.append(sum(spent.values()))
+        self.newest.append(spent)
         if len(self.lengths) > WARMUP:
             for phase, ms in spent.items():
                 self.totals[phase] = self.totals.get(phase, 0.0) + ms

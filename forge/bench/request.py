@@ -1,0 +1,146 @@
+"""What the user typed: which bench with which settings, where the record goes, and the words of the baseline."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from forge.bench import Bench
+from forge.bench.trial import words_of
+from forge.command_line import in_a_sentence
+from forge.config import _part, conf_dir
+from forge.errors import ConfigError
+from forge.schema import did_you_mean
+from forge.words import packages, split
+
+FOLDERS = ("--config-dir", "-cd")
+
+
+@dataclass(frozen=True)
+class Request:
+    """option: its name in conf/bench. settings: of the option. words: everything that is not the command's own.
+
+    on_stdout: --json, result.json instead of a table.
+    """
+
+    option: str
+    bench: Bench
+    settings: dict[str, Any]
+    run_dir: Path
+    words: list[str]
+    allowed: tuple[str, ...]
+    on_stdout: bool
+
+    @classmethod
+    def parse(cls, arguments: list[str]) -> Request:
+        """Raises ConfigError."""
+        own, _ = split(arguments)
+        if "resume" in own:
+            raise ConfigError(f"resume={own['resume']}: a bench starts its arms afresh. Take their settings from a run "
+                              f"with from={own['resume']}")
+        mine = [word for word in arguments if re.match(r"\+?bench(\.|=)", word)]
+        places = [word for word in arguments if word.startswith("run_dir=")]
+        words = [word for word in arguments if word not in [*mine, *places, "--json"]]
+        _check_flags(words)
+        chosen = [word.partition("=")[2] for word in mine if word.lstrip("+").startswith("bench=")]
+        option = chosen[-1] if chosen else "ablation"
+        allowed = packages(own)
+        settings = _composed(option, [word for word in mine if word.startswith("bench.")], words)
+        mistakes: list[str] = []
+        bench = _part("bench", "bench", Bench, settings, allowed, mistakes)
+        mistakes += list(getattr(bench, "problems", lambda: ())())
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
+        run_dir = Path(places[-1].partition("=")[2]) if places else Path(time.strftime("runs/bench_%Y-%m-%d_%H-%M-%S"))
+        return cls(option, bench, settings, run_dir.absolute(), words, allowed, "--json" in arguments)
+
+
+def _check_flags(words: list[str]) -> None:
+    for before, word in pairwise(["", *words]):
+        if word.startswith("-") and not word.startswith(("--config-dir=", "-cd=")) and word not in FOLDERS:
+            raise ConfigError(f"{word} is not a flag of this command: --config-dir FOLDER and --json are.")
+        if "=" not in word and not word.startswith(("-", "~")) and before not in FOLDERS:
+            words_of(word)      # says what is wanted
+
+
+def config_dirs(words: list[str]) -> list[str]:
+    """The folders of options beside conf/ that the words name."""
+    joined = [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
+    return joined + [after for flag, after in pairwise(words) if flag in FOLDERS]
+
+
+def _composed(option: str, overrides: list[str], words: list[str]) -> dict[str, Any]:
+    """The values of conf/bench/<option>.yaml, with what was typed on top."""
+    known = [path.stem for folder in [conf_dir(), *config_dirs(words)] for path in Path(folder, "bench").glob("*.yaml")]
+    if option not in known:
+        raise ConfigError(f"bench={option} is not an option.{did_you_mean(option, known)} "
+                          f"Options: {', '.join(sorted(known))}.")
+    search = [f"file://{Path(folder).absolute()}" for folder in config_dirs(words)]
+    beside = [f"hydra.searchpath=[{','.join(search)}]"] if search else []
+    try:
+        with initialize_config_dir(conf_dir(), version_base="1.3"):
+            composed = compose(f"bench/{option}", [*beside, *map(quoted, overrides)])
+            values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(_in_a_sentence(error, option)) from None
+    assert isinstance(values, dict)
+    made: dict[str, Any] = values["bench"]
+    return made
+
+
+def _in_a_sentence(error: Exception, option: str) -> str:
+    missing = re.search(r"Could not override '([^']+)'", str(error))
+    if missing is None:
+        return in_a_sentence(error)
+    with initialize_config_dir(conf_dir(), version_base="1.3"):
+        known = list(_dotted(OmegaConf.to_container(compose(f"bench/{option}"), resolve=False)))
+    return (f"{missing.group(1)} is not a setting of bench={option}.{did_you_mean(missing.group(1), known)} "
+            f"Settings: {', '.join(name for name in known if not name.endswith('_target_'))}.")
+
+
+def _dotted(node: Any, path: str = "") -> list[str]:
+    if not isinstance(node, dict):
+        return [path]
+    return [name for name_of, child in node.items() for name in _dotted(child, f"{path}.{name_of}".lstrip("."))]
+
+
+def quoted(word: str) -> str:
+    """A list of training words, as Hydra's grammar wants it: its items hold signs that mean something to Hydra."""
+    setting, _, value = word.partition("=")
+    if not (value.startswith("[") and value.endswith("]") and "=" in value):
+        return word
+    items = [item.strip() for item in _cut(value[1:-1])]
+    return f"{setting}=[{','.join(_as_text(item) for item in items if item)}]"
+
+
+def _as_text(item: str) -> str:
+    if item[0] in "'\"" and item[-1] == item[0] and len(item) > 1:
+        item = item[1:-1]
+    escaped = item.replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _cut(listed: str) -> list[str]:
+    """At the commas that are outside of quotes and brackets."""
+    items, depth, quote = [""], 0, ""
+    for sign in listed:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        depth += (sign in "[{(") - (sign in "]})") if not quote else 0
+        if sign == "," and not quote and depth == 0:
+            items.append("")
+        else:
+            items[-1] += sign
+    return items

@@ -1,0 +1,132 @@
+"""A configuration to be measured: composed as forge.train composes it, and checked before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from forge.command_line import CommandLine
+from forge.config import Config, check, conf_dir, realise
+from forge.errors import ConfigError
+from forge.freeze import freeze
+
+# An arm is measured without what happens beside training, and its schedule never ends.
+QUIET = {"evaluation": "evaluation=none", "snapshot": "snapshot=none", "tracker": "tracker=[]",
+         "steps": "steps=1000000"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """words: of the whole configuration. problem: why its parts do not fit together, or None."""
+
+    name: str
+    words: list[str]
+    folder: Path
+    settings: DictConfig
+    config: Config
+    problem: str | None
+
+    def freeze(self) -> None:
+        """Once: an arm that is started again starts from the same file."""
+        if not (self.folder / "config.yaml").exists():
+            freeze(self.settings, self.folder)
+
+    def record(self) -> dict[str, Any]:
+        """Interpolations stay literal, so that no secret is written."""
+        config: Any = OmegaConf.to_container(self.settings, resolve=False)
+        return {"words": self.words, "folder": str(self.folder), "config": config}
+
+    def same_as(self, other: Trial) -> bool:
+        """Whether the two are one configuration, in other words or not."""
+        return self._parts() == other._parts()
+
+    def _parts(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.config).items() if name not in ("run_dir", "choices")}
+
+
+@dataclass
+class Composer:
+    """Makes trials out of the words of the baseline and those of switches.
+
+    words: the baseline's, with Hydra's flags and the words that are consumed before composition. quiet: see QUIET.
+    """
+
+    words: list[str]
+    allowed: tuple[str, ...]
+    run_dir: Path
+    made: int = 0
+    _known: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)
+
+    def trial(self, name: str, *switches: str, quiet: dict[str, str] | None = None) -> Trial:
+        """The baseline with these switches, each a string of words; later words take the place of earlier ones.
+
+        Raises ConfigError for what cannot be composed; parts that do not fit together become the trial's problem.
+        """
+        words = self.words
+        for switch in switches:
+            words = merged(words, words_of(switch))
+        beside = [word for group, word in (QUIET if quiet is None else quiet).items()
+                  if not any(key(mine).partition(".")[0] == group for mine in words)]
+        folder = self.run_dir / "arms" / f"{self.made:02d}_{_plain(name)}"
+        self.made += 1
+        line = (*beside, *words)
+        if line not in self._known:         # Hydra takes a quarter of a second for each
+            self._known[line] = _composed([*line, f"run_dir={folder}"])
+        settings = copy.deepcopy(self._known[line])
+        settings.run_dir = str(folder)
+        config = realise(settings, self.allowed)
+        try:
+            check(config)
+        except ConfigError as error:
+            return Trial(name, words, folder, settings, config, str(error))
+        return Trial(name, words, folder, settings, config, None)
+
+
+def words_of(switch: str) -> list[str]:
+    """The training overrides in one string. Raises ConfigError."""
+    try:
+        words = shlex.split(switch)
+    except ValueError as error:
+        raise ConfigError(f"{switch}: {error}.") from None
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"{word!r} is not an override: SETTING=VALUE or GROUP=OPTION is wanted.")
+    return words
+
+
+def merged(words: list[str], more: list[str]) -> list[str]:
+    """`words`, without those that `more` sets again, and then `more`."""
+    again = {key(word) for word in more}
+    return [word for word in words if "=" not in word or word.startswith("-") or key(word) not in again] + more
+
+
+def key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _plain(name: str) -> str:
+    """Fit for a folder."""
+    return "".join(sign if sign.isalnum() else "_" for sign in name)[:40].strip("_")
+
+
+def _composed(words: list[str]) -> DictConfig:
+    line = CommandLine.parse(words)
+    outcome: list[DictConfig | Exception] = []
+
+    def job(composed: DictConfig) -> None:
+        try:
+            outcome.append(line.settle(composed)[0])
+        except Exception as error:      # Hydra would print a line of its own before passing it on
+            outcome.append(error)
+
+    line.compose(hydra.main(version_base="1.3", config_path=conf_dir(), config_name="train")(job))
+    (settings,) = outcome
+    if isinstance(settings, Exception):
+        raise settings
+    return settings
