@@ -84,7 +84,7 @@ def _facts(driver: Driver) -> Answer:
     return {"device": {"type": device.type, "count": run.topology.world_size,
                        "name": torch.cuda.get_device_name(device) if on_gpu else None,
                        "uuid": str(torch.cuda.get_device_properties(device).uuid) if on_gpu else None,
-                       "peak_flops": peak_flops(device), "threads": torch.get_num_threads()},
+                       "peak_flops": peak_flops(device, run.config.hardware.peak_tflops), "threads": torch.get_num_threads()},
             "versions": {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if on_gpu else None,
                          "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None},
             "flops_per_token": float(cost(run.config.sequence_length)),
