@@ -23,6 +23,7 @@ from forge.words import packages, split
 
 if TYPE_CHECKING:
     from forge.bench.driver import Driver
+    from forge.run import Run
 
 Answer = dict[str, Any]
 
@@ -76,19 +77,24 @@ def _facts(driver: Driver) -> Answer:
     """What the parent, which never imports torch, cannot know."""
     import torch
 
-    from forge.observe.flops import peak_flops
-
     run = driver.run
     device, on_gpu = run.topology.device, run.topology.device.type == "cuda"
     cost: Any = run.model.flops_per_token
     return {"device": {"type": device.type, "count": run.topology.world_size,
                        "name": torch.cuda.get_device_name(device) if on_gpu else None,
                        "uuid": str(torch.cuda.get_device_properties(device).uuid) if on_gpu else None,
-                       "peak_flops": peak_flops(device, run.config.hardware.peak_tflops), "threads": torch.get_num_threads()},
+                       "peak_flops": _peak(run), "threads": torch.get_num_threads()},
             "versions": {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if on_gpu else None,
                          "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None},
             "flops_per_token": float(cost(run.config.sequence_length)),
             "parameters": sum(weight.numel() for weight in run.model.parameters())}
+
+
+def _peak(run: Run) -> float | None:
+    """FLOP/s, of which MFU is a share."""
+    from forge.observe.flops import peak_flops
+
+    return peak_flops(run.topology.device, getattr(run.config.hardware, "peak_tflops", None))
 
 
 def _own_stdout() -> TextIO:
