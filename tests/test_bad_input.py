@@ -113,7 +113,7 @@ def test_a_mistake_on_the_command_line_is_one_sentence(words, said, typed):
     ("optimizer/mine", "defaults: [admw, _self_]\n", "optimizer=mine", "optimizer/admw"),
     ("optimizer/mine", "lr: [1, 2\n", "optimizer=mine", "mine.yaml"),
     ("optimizer/mine", "lr: 1.0\n", "optimizer=mine", "optimizer names no option: it has no _target_."),
-    ("loss/mine", "_target_: forge.loss.chunked.Chunked\n", "loss=mine", "loss.chunk_tokens is not set"),
+    ("loss/mine", "_target_: forge.loss.chunked.Chunked\npad_to: 1\n", "loss=mine", "loss.chunk_tokens is not set"),
     ("experiment/mine", "# @package _global_\noptimizer: {lrr: 1}\n", "experiment=mine",
      "optimizer.lrr is not a setting"),
     ("experiment/mine", "# @package _global_\ndefaults: [{override /attention: flesh}]\n", "experiment=mine", "flesh"),
