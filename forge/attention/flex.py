@@ -29,8 +29,8 @@ class Flex:
         if on_gpu(config) and of_model(config, "dropout"):
             yield (f"attention=flex knows no dropout, and model.dropout is {of_model(config, 'dropout')}: "
                    f"set model.dropout=0 or attention=sdpa.")
-        recomputed, compiled = config.choices.get("checkpointing"), config.choices.get("compile")
-        if on_gpu(config) and recomputed != "none" and compiled != "none":
+        recomputed, compiled = (config.choices.get(group, "none") for group in ("checkpointing", "compile"))
+        if on_gpu(config) and "none" not in (recomputed, compiled):
             # Seen on torch 2.11, with every mask and dtype: gradients a thousand times too large, and no error.
             yield (f"attention=flex is computed wrongly where compiled code recomputes it, and checkpointing="
                    f"{recomputed} with compile={compiled} does: set one of them to none, or take another attention.")

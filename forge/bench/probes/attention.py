@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from forge.attention import Attention, Layout
 from forge.bench.probes import Row, missing, sentence
 from forge.bench.probes.clock import Clock
-from forge.config import load
+from forge.config import Config, load
 from forge.errors import ForgeError
 
 if TYPE_CHECKING:
@@ -36,10 +37,23 @@ def measure(driver: Driver, settings: dict[str, Any], options: dict[str, Path], 
         for dropout in settings["dropouts"]:
             title = f"{name}, dropout {dropout:g}"
             try:
-                rows.append(_row(title, load(folder, allowed).attention, inputs, dropout, clock, run))
+                config = load(folder, allowed)
+                row = _row(title, config.attention, inputs, dropout, clock, run)
+                rows.append(_refused(row, config, dropout))
             except (RuntimeError, ForgeError, ImportError, ValueError) as error:
                 rows.append(missing(title, sentence(error)))
     return _with_best(rows)
+
+
+def _refused(row: Row, config: Config, dropout: float) -> Row:
+    """Says beside a time that a run would not take it: a kernel may round the dropout, or leave it out."""
+    model: Any = config.model
+    problems: Any = getattr(config.attention, "problems", lambda config: [])
+    said = next(iter(problems(replace(config, model=replace(model, dropout=dropout)))), None)
+    if said is not None:
+        row["refused"] = said
+        row["shown"]["kernels"] += " (a run refuses this)"
+    return row
 
 
 def _with_best(rows: list[Row]) -> list[Row]:
