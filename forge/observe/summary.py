@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from forge.config import Config
 
 MEANING = {"data_wait": "waiting for data", "copy": "copy to the device", "forward": "forward and loss",
-           "backward": "backward (with sync)", "optimizer": "update", "other": "everything else"}
+           "backward": "backward (with sync)", "passes": "forward and backward, one graph",
+           "optimizer": "update", "other": "everything else"}
 
 UTILISATION = {"mfu": "MFU by convention", "mfu_exact": "exactly causal", "hfu": "executed (HFU)"}
 
