@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import composed
 
+import forge
 from forge.config import check, conf_dir, realise
 from forge.errors import ConfigError
 
@@ -84,6 +85,23 @@ def test_no_option_needs_torch_to_be_checked():
     lines = [f"import {module}" for module in modules] + ["import forge.train, forge.worker, sys",
                                                           "sys.exit('torch' in sys.modules)"]
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)]).returncode == 0
+
+
+def test_nothing_but_a_kernel_needs_triton():
+    """It is no dependency: PyTorch brings it along where it has a use for it."""
+    folder = Path(forge.__file__).parent
+    kernels = {"adamw", "cross_entropy", "gelu_norm"}
+    names = [".".join(("forge", *file.relative_to(folder).with_suffix("").parts)) for file in folder.rglob("*.py")]
+    assert kernels == {name.rpartition(".")[2] for name in names if "triton.jit" in _source(folder, name)}
+    modules = [name.removesuffix(".__init__") for name in names
+               if not name.endswith("__main__") and name.removeprefix("forge.kernels.") not in kernels]
+    lines = ["import sys", "sys.modules['triton'] = None", *(f"import {name}" for name in modules)]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _source(folder, name):
+    return folder.parent.joinpath(*name.split(".")).with_suffix(".py").read_text()
 
 
 def test_all_problems_are_reported_at_once():
