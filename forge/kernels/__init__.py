@@ -26,10 +26,10 @@ def runs_on(device: torch.device, option: str, twin: str) -> bool:
         return False
     if interpreted():
         return True
-    if device.type != "cuda":
-        say(f"{option} has kernels for a GPU only: this run takes {twin}.")
+    if device.type != "cuda" or not _is_volta(device):
+        say(f"{option} has kernels for NVIDIA GPUs since Volta only: this run takes {twin}.")
         return False
-    return _has_tensor_cores(device.index or 0)
+    return True
 
 
 def interpreted() -> bool:
@@ -38,7 +38,7 @@ def interpreted() -> bool:
 
 
 @cache
-def _has_tensor_cores(index: int) -> bool:
+def _is_volta(device: torch.device) -> bool:
     import torch
 
-    return torch.version.hip is None and torch.cuda.get_device_capability(index) >= (7, 0)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (7, 0)

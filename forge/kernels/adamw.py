@@ -49,6 +49,9 @@ def adamw(tables: Tables, rows: list[tuple[Tensor, ...]], settings: list[tuple[f
     corrections: [2], 1 - beta ** step of both betas. divisor: scalar, of the gradients. skip: scalar; not 0: nothing
     changes. how: beta1, beta2, eps.
     """
+    for group in zip(*rows, strict=True):
+        assert all(tensor.dtype is group[0].dtype and tensor.is_contiguous() for tensor in group)
+    assert all(tensor.dtype is torch.float32 for tensor in rows[0][2:])
     pointers = [[tensor.data_ptr() for tensor in row] for row in rows]
     aligned = all(pointer % ALIGNED == 0 for row in pointers for pointer in row)
     gradient, weight, master, *_ = rows[0]

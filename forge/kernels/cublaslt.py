@@ -25,6 +25,7 @@ _MAX_WORKSPACE = 1                                                          # cu
 WORKSPACE = 32 * 2**20      # bytes: what NVIDIA recommends for Hopper
 CANDIDATES, TRIALS = 8, 5    # kernels that are timed, and how often, when a product is met first
 ALIGNED = 8                 # numbers: sizes that are no multiple lose the fast kernels
+PLACED = 256                # bytes: the alignment of operands that cuBLASLt counts on when it proposes kernels
 
 
 def gelu_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -43,11 +44,12 @@ def gelu_gradient_product(gradient: Tensor, weight: Tensor, pre: Tensor) -> Tens
     return result
 
 
-def fits(*tensors: Tensor) -> bool:
+def fits(weight: Tensor, *others: Tensor | None) -> bool:
     """Whether these kernels take such operands: half precision, rows together in memory, whole vectors."""
-    return all(tensor.is_cuda and tensor.dtype in _DTYPES and tensor.dtype is tensors[0].dtype
-               and tensor.is_contiguous() and tensor.shape[-1] % ALIGNED == 0 and tensor.data_ptr() % 16 == 0
-               for tensor in tensors)
+    operands = [weight, *(other for other in others if other is not None)]
+    return weight.shape[0] % ALIGNED == 0 and all(
+        operand.is_cuda and operand.dtype in _DTYPES and operand.dtype is weight.dtype and operand.is_contiguous()
+        and operand.data_ptr() % PLACED == 0 and operand.shape[-1] % ALIGNED == 0 for operand in operands)
 
 
 class _Heuristic(ctypes.Structure):
@@ -100,9 +102,10 @@ class _Plan:
         _call("MatmulAlgoGetHeuristic", _handle(), self.description, a, b, out, out, preference, wanted, found,
               byref(count))
         _call("MatmulPreferenceDestroy", preference)
-        if not count.value:
+        usable = [heuristic for heuristic in found[:count.value] if heuristic.state == 0]
+        if not usable:
             raise RuntimeError("cuBLASLt has no kernel for this product")
-        return list(found[:count.value])
+        return usable
 
     def _fastest(self, a: Tensor, b: Tensor, out: Tensor) -> _Heuristic:
         """By trying: with an epilogue, cuBLAS's first guess is up to 15 % slower than its best."""

@@ -44,10 +44,12 @@ class _Overwriting(torch.autograd.Function):
         return total * scale, total
 
     @staticmethod
-    def backward(ctx: Any, incoming: Tensor, unused: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, incoming: Tensor, unused: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         gradient, hidden, weight = ctx.saved_tensors
         factor = incoming.to(gradient.dtype)                # 1 in training
-        return (gradient @ weight) * factor, (gradient.t() @ hidden) * factor, None, None, None
+        by_hidden = (gradient @ weight) * factor if ctx.needs_input_grad[0] else None
+        by_weight = (gradient.t() @ hidden) * factor if ctx.needs_input_grad[1] else None
+        return by_hidden, by_weight, None, None, None
 
 
 @torch.library.custom_op("forge::losses_and_gradient", mutates_args=())

@@ -94,7 +94,13 @@ def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
         computed_keys=_computed_keys(attention, seen), scores_again=attention.scores_again,
         head_products=head_products, share_again=again.blocks / forward.layers,
         products_again="matmul" not in again.kept, attention_again=scores_kept not in again.kept,
-        down_again=forward.routed or dropout > 0)
+        down_again=forward.routed or dropout > 0 or _down_inside(config))
+
+
+def _down_inside(config: Config) -> bool:
+    """Whether an activation and the product after it are one operator, which recomputation cannot cut in two."""
+    inside = getattr(config.operators, "down_inside", None)
+    return inside is not None and inside == getattr(config.model, "activation", None)
 
 
 def _computed_keys(attention: Executes, seen: Seen) -> float:

@@ -36,22 +36,23 @@ class _Gelu(torch.autograd.Function):
                 down_bias: Tensor | None) -> Tensor:
         activated, pre = gelu_product(x, up, up_bias)
         ctx.save_for_backward(x, up, down, activated, pre)
-        ctx.biases = up_bias is not None
         return F.linear(activated, down, down_bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, up, down, activated, pre = ctx.saved_tensors
+        wanted = ctx.needs_input_grad                       # frozen weights cost no product
         gradient = gradient.contiguous()
-        hidden = gelu_gradient_product(gradient, down, pre)
-        return (hidden @ up, hidden.t() @ x, hidden.sum(0) if ctx.biases else None,
-                gradient.t() @ activated, gradient.sum(0) if ctx.biases else None)
+        hidden = gelu_gradient_product(gradient, down, pre) if any(wanted[:3]) else pre
+        return (hidden @ up if wanted[0] else None, hidden.t() @ x if wanted[1] else None,
+                hidden.sum(0) if wanted[2] else None, gradient.t() @ activated if wanted[3] else None,
+                gradient.sum(0) if wanted[4] else None)
 
 
 @torch.library.custom_op("forge::gelu_product", mutates_args=())
 def gelu_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """x [N, D], weight [H, D], bias [H] -> (gelu_tanh(pre), pre), pre = x weight^T + bias, both [N, H]."""
-    if _in_epilogue(x, weight):
+    if _in_epilogue(weight, x, bias):
         from forge.kernels import cublaslt
 
         return cublaslt.gelu_product(x, weight, bias)
@@ -66,7 +67,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("forge::gelu_gradient_product", mutates_args=())
 def gelu_gradient_product(gradient: Tensor, weight: Tensor, pre: Tensor) -> Tensor:
     """gradient [N, D], weight [D, H], pre [N, H] -> (gradient weight) gelu_tanh'(pre) [N, H]."""
-    if _in_epilogue(gradient, weight, pre):
+    if _in_epilogue(weight, gradient, pre):
         from forge.kernels import cublaslt
 
         return cublaslt.gelu_gradient_product(gradient, weight, pre)
@@ -90,13 +91,13 @@ def gelu_gradient_product_plainly(gradient: Tensor, weight: Tensor, pre: Tensor)
     return through
 
 
-def _in_epilogue(*operands: Tensor) -> bool:
-    if not operands[0].is_cuda or torch.version.hip is not None:
+def _in_epilogue(weight: Tensor, *others: Tensor | None) -> bool:
+    if not weight.is_cuda or torch.version.hip is not None:
         say("operators=fused has kernels for an NVIDIA GPU only: this run takes their plain twin.")
         return False
     from forge.kernels import cublaslt
 
-    if cublaslt.fits(*operands):
+    if cublaslt.fits(weight, *others):
         return True
     say(f"operators=fused works in half precision and on widths that are multiples of {cublaslt.ALIGNED}: this run "
         f"takes its plain twin.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from forge.operators import Activation, Norm
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Fused:
     """gelu_tanh: in the epilogue of `up`, and its derivative in that of `down`'s backward. gelu_tanh_norm: GELU and
     norm in one kernel each way. Everything else is as in operators=native."""
+
+    down_inside: ClassVar[str] = "gelu_tanh"    # with this activation `down` is one operator, and recomputed with it
 
     def norm(self, width: int, kind: Norm, eps: float) -> nn.Module:
         from forge.operators import layers

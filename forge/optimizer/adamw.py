@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from forge.optimizer import Group
+from forge.optimizer.limits import fraction, shared_problems
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,22 +40,16 @@ class AdamW:
     groups: list[Group]
 
     def problems(self, config: Config) -> Iterator[str]:
-        if not 0 < self.lr < float("inf"):
-            yield f"optimizer.lr={self.lr}: more than 0 is wanted."
-        if not self.weight_decay >= 0:
-            yield f"optimizer.weight_decay={self.weight_decay}: 0 or more is wanted."
+        yield from shared_problems(self)
         if not self.eps >= 0:
             yield f"optimizer.eps={self.eps}: 0 or more is wanted."
-        if self.max_skipped < 0:
-            yield f"optimizer.max_skipped={self.max_skipped}: 0 or more is wanted."
-        for index, group in enumerate(self.groups):
-            if not group.lr_scale >= 0:
-                yield f"optimizer.groups[{index}].lr_scale={group.lr_scale}: 0 or more is wanted."
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                yield f"optimizer.{name}={getattr(self, name)}: at least 0 and less than 1 is wanted."
-        if self.clip is not None and not self.clip > 0:
-            yield f"optimizer.clip={self.clip}: more than 0 is wanted, or null for no clipping."
+            yield from fraction(name, getattr(self, name))
+        precision = config.precision
+        if self.implementation == "triton" and precision.parameter != "float32" and precision.master is None:
+            yield (f"optimizer.implementation=triton keeps its state in float32, and weights are in "
+                   f"{precision.parameter} without masters: set precision=bf16_master, or "
+                   f"optimizer.implementation=fused.")
 
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:
         import torch
@@ -62,13 +57,14 @@ class AdamW:
         from forge.kernels import runs_on
         from forge.optimizer.groups import parameter_groups
         from forge.optimizer.masters import over_masters
-        from forge.optimizer.one_launch import OneLaunchAdamW
+        from forge.optimizer.one_launch import OneLaunchAdamW, held_in_kernel_types
         from forge.optimizer.update import GradientUpdate
 
         groups = parameter_groups(model, self.groups, self.weight_decay)
         betas, implementation = (self.beta1, self.beta2), self.implementation
         device = groups[0]["params"][0].device
-        if implementation == "triton" and not runs_on(device, "optimizer.implementation=triton", "fused"):
+        if implementation == "triton" and not (held_in_kernel_types(groups)
+                                               and runs_on(device, "optimizer.implementation=triton", "fused")):
             implementation = "fused"
         if implementation == "triton":
             optimizer: torch.optim.Optimizer = OneLaunchAdamW(groups, self.lr, betas, self.eps, precision.master)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.optimizer import Group
-from forge.optimizer.limits import positive, shared_problems
+from forge.optimizer.limits import fraction, positive, shared_problems
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,7 @@ class LARS:
 
     def problems(self, config: Config) -> Iterator[str]:
         yield from shared_problems(self)
+        yield from fraction("momentum", self.momentum)
         yield from positive("trust", self.trust)
 
     def build(self, model: nn.Module, schedule: Schedule, steps: int, precision: Precision) -> GradientUpdate:

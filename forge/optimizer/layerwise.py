@@ -11,7 +11,7 @@ from forge.optimizer.on_device import OnDevice, Verdict, matrices, with_gradient
 
 
 class Layerwise(OnDevice):
-    """For a matrix w with gradient g, norms in float32 (You et al. 2017, algorithm 1):
+    """For a matrix w with gradient g, norms in float32 at least (You et al. 2017, algorithm 1):
 
         rate = trust * |w| / (|g| + weight_decay * |w|)
         v = momentum * v + lr * rate * (g + weight_decay * w);  w -= v
@@ -48,7 +48,8 @@ class Layerwise(OnDevice):
         torch._foreach_sub_(weights, torch._foreach_mul(momenta, verdict.applied))
 
     def _rates(self, weights: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        sizes, slopes = (torch.stack(torch._foreach_norm(each, 2, torch.float32)) for each in (weights, gradients))
+        wide = torch.promote_types(weights[0].dtype, torch.float32)
+        sizes, slopes = (torch.stack(torch._foreach_norm(each, 2, wide)) for each in (weights, gradients))
         divisors = slopes + group["weight_decay"] * sizes
         adapted = group["trust"] * sizes / divisors
         return list(torch.where((sizes > 0) & (divisors > 0), adapted, 1.0).unbind())

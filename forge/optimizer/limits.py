@@ -14,8 +14,6 @@ class Shared(Protocol):
     @property
     def weight_decay(self) -> float: ...
     @property
-    def momentum(self) -> float: ...
-    @property
     def clip(self) -> float | None: ...
     @property
     def max_skipped(self) -> int: ...
@@ -26,7 +24,6 @@ class Shared(Protocol):
 def shared_problems(settings: Shared) -> Iterator[str]:
     """A sentence for each setting that lies outside its range."""
     yield from positive("lr", settings.lr)
-    yield from fraction("momentum", settings.momentum)
     if not settings.weight_decay >= 0:
         yield f"optimizer.weight_decay={settings.weight_decay}: 0 or more is wanted."
     if settings.clip is not None and not settings.clip > 0:

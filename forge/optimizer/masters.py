@@ -71,10 +71,13 @@ class OverMasters(torch.optim.Optimizer):
         self.inner.step()
 
     def _adopt(self) -> None:
-        """State that was loaded belongs to the masters."""
+        """State that was loaded belongs to the masters. Until its first step, a master is the weight, whatever was
+        put into it since the optimizer was built."""
         for weight, master in self.pairs:
             loaded = self.state[weight]
-            if "master" in loaded and loaded is not self.inner.state[master]:
+            if not loaded and not self.inner.state[master]:
+                master.copy_(weight)
+            elif "master" in loaded and loaded is not self.inner.state[master]:
                 master.copy_(loaded["master"])
                 self.inner.state[master] = loaded | {"master": master}
                 if not self.fused and "step" in loaded:             # torch's unfused optimizers count on the host

@@ -57,6 +57,7 @@ class Muon:
 
     def problems(self, config: Config) -> Iterator[str]:
         yield from shared_problems(self)
+        yield from fraction("momentum", self.momentum)
         yield from positive("adamw.lr", self.adamw.lr)
         for name in ("beta1", "beta2"):
             yield from fraction(f"adamw.{name}", getattr(self.adamw, name))

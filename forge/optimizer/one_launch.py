@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     from forge.kernels.adamw import Tables
 
 
+def held_in_kernel_types(groups: list[dict[str, Any]]) -> bool:
+    """Whether the weights have one dtype that the kernel knows. Float64, in which forge.verify computes, is none."""
+    dtypes = {weight.dtype for group in groups for weight in group["params"]}
+    return len(dtypes) == 1 and dtypes <= {torch.float32, torch.bfloat16, torch.float16}
+
+
 class OneLaunchAdamW(torch.optim.Optimizer):
     """See forge.kernels.adamw. master: the dtype of masters, or None: the weights are updated themselves.
 
@@ -50,7 +56,8 @@ class OneLaunchAdamW(torch.optim.Optimizer):
 
     def _step(self, weights: list[Tensor]) -> Tensor:
         """Updates done, the same tensor for all. A snapshot brings one for each."""
-        step: Tensor = self.state[weights[0]].get("step", torch.zeros((), device=self.device))
+        known = [state["step"] for state in self.state.values() if "step" in state]
+        step: Tensor = known[0] if known else torch.zeros((), device=self.device)
         for weight in weights:
             self.state[weight]["step"] = step
         return step

@@ -31,10 +31,16 @@ class Graphed:
             yield ("passes=graphed cannot record what reproducible=true makes kernels do: set passes=in_turn.")
 
     def build(self, sync: Sync, precision: Precision, device: torch.device, mark: Callable[[str], None]) -> Passes:
+        import torch.distributed as dist
+
+        from forge.errors import ConfigError
         from forge.notes import say
         from forge.passes.recorded import Recorded
         from forge.passes.turns import Turns
 
+        if dist.is_initialized() and dist.get_world_size() > 1:     # on several nodes, of which config.py sees one
+            raise ConfigError(f"passes=graphed records no collectives, and this run has {dist.get_world_size()} ranks: "
+                              f"set passes=in_turn.")
         turns = Turns(sync, precision, device, mark)
         if device.type != "cuda":
             say("passes=graphed needs a CUDA GPU: this run takes its passes in turn.")

@@ -81,8 +81,11 @@ class Recorded:
             torch.cuda.empty_cache()    # what the updates in turn used; the recording has memory of its own
         pool = None if first else self.recordings[True].graph.pool()
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            # thread_local: a loader's thread may pin memory meanwhile.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 silent.one(held, scale, terms)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise ConfigError(f"passes=graphed: these passes wait for the device or the host somewhere, which a CUDA "
                               f"graph cannot hold ({str(error).splitlines()[0]}). Set passes=in_turn.") from error

@@ -8,6 +8,7 @@ formula for them.
 
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from conftest import train_here
 from decoders import ROUTING, SMALL, parts
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+import forge.operators.epilogues  # noqa: F401     # defines the operators of EPILOGUES
 from forge import notes
 from forge.attention.cudnn import CuDNN
 from forge.attention.eager import Eager
@@ -32,10 +34,16 @@ from forge.model.flops import SCORES_AGAIN, convention, exact, executed, forward
 from forge.moe_router.loop import Loop
 from forge.observe.flops import PEAK_TFLOPS, execution, peak_flops, possible
 from forge.observe.seen import Seen
+from forge.operators.fused import Fused
+from forge.operators.native import Native
 from forge.optimizer import Group
 
 ROWS, LENGTH = 3, 16
 CLOSE = 1e-6            # every product is counted on both sides, so only float64 rounding is left; 2 % is the promise
+EPILOGUES = {            # forge's own products, which a counter sees as one operator each
+    torch.ops.forge.gelu_product: lambda x, weight, bias, out_shape=None, **_: 2 * x[0] * x[1] * weight[0],
+    torch.ops.forge.gelu_gradient_product: lambda gradient, weight, pre, out_shape=None, **_:
+        2 * gradient[0] * gradient[1] * weight[1]}
 UNCOUNTED = ["aten._grouped_mm", "aten._scaled_dot_product_flash_attention_for_cpu", "forge.one_by_one"]
 
 
@@ -48,13 +56,14 @@ def counted(decoder, checkpointing=None, **options) -> float:
     """Operations a token of one forward and backward pass, as the counter sees them."""
     torch.manual_seed(0)
     network = (checkpointing or KeepAll())(decoder.build(parts(**options)))
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=EPILOGUES) as counter:
         network(batch(), torch.tensor(1.0))[0].backward()
     return counter.get_total_flops() / (ROWS * LENGTH)
 
 
 def config(decoder, **changes):
     return SimpleNamespace(**{"attention": Eager(), "checkpointing": KeepAll(), "loss": Plain(1), "moe_router": Loop(),
+                              "operators": Native(),
                               "optimizer": SimpleNamespace(groups=[]), "model": decoder,
                               "choices": {"compile": "none"}, **changes})
 
@@ -107,6 +116,15 @@ def test_what_checkpointing_repeats_is_what_the_counter_counts(name, checkpointi
     assert predicted(decoder, checkpointing=checkpointing) == pytest.approx(found, rel=CLOSE)
     repeats = checkpointing.repeats(3).kept != ("matmul",) and checkpointing.repeats(3).kept != ("matmul", "attention")
     assert (found > 1.05 * counted(decoder)) == repeats
+
+
+@pytest.mark.parametrize("checkpointing", [KeepAll(), Full(), Selective(1, []), Selective(1, ["matmul"])], ids=str)
+def test_a_feed_forward_with_epilogues_repeats_its_last_product(checkpointing):
+    found = counted(SMALL["gpt2"], checkpointing, operators=Fused())
+    predict = partial(predicted, SMALL["gpt2"], checkpointing=checkpointing)
+    assert predict(operators=Fused()) == pytest.approx(found, rel=CLOSE)
+    repeats = not isinstance(checkpointing, KeepAll) and not checkpointing.repeats(2).kept
+    assert (found > predict()) == repeats
 
 
 def test_the_chunked_head_is_computed_once_more():

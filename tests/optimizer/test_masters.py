@@ -94,3 +94,18 @@ def test_a_snapshot_without_masters_is_refused():
 
 def test_it_composes():
     check(realise(composed(*TINY, "precision=bf16_master", "optimizer.implementation=triton", "run_dir=x")))
+
+
+@pytest.mark.parametrize("implementation", ["loop", "fused"])
+def test_weights_put_in_after_the_build_are_what_is_trained(implementation):
+    model, update = built(BF16Master("bfloat16", "float32"), implementation)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    model.weight.grad, model.bias.grad = torch.zeros_like(model.weight), torch.zeros_like(model.bias)
+    update()
+    assert torch.equal(model.weight, torch.full_like(model.weight, 0.5))        # its decay is 1e-5 of it
+
+
+def test_the_kernel_is_refused_for_weights_in_half_precision_without_masters():
+    with pytest.raises(ConfigError, match=r"triton keeps its state in float32.*set precision=bf16_master"):
+        check(realise(composed(*TINY, "precision=bf16_pure", "optimizer.implementation=triton", "run_dir=x")))
