@@ -57,15 +57,17 @@ def utilisation(run: Run, targets_per_second: float) -> dict[str, float | None]:
     how = execution(config, forward, seen)
     if how is not None:
         shares["hfu"] = executed(forward, how) * second * seen.tokens / seen.targets
-    return possible(shares, peak)
+    return possible(shares, peak, getattr(config.precision, "peak_over_bf16", 1.0))
 
 
-def possible(shares: dict[str, float | None], peak: float) -> dict[str, float | None]:
+def possible(shares: dict[str, float | None], peak: float, most: float = 1.0) -> dict[str, float | None]:
     """The shares, or none of them and a sentence, where a device would have done more than it can.
+
+    most: times `peak`: what the device does at best in this run's number formats.
 
     mfu alone may pass 1 in long rows: it counts pairs that causal attention hides and no kernel computes.
     """
-    beyond = {name: value for name, value in shares.items() if name != "mfu" and value is not None and value > 1}
+    beyond = {name: value for name, value in shares.items() if name != "mfu" and value is not None and value > most}
     if not beyond:
         return shares
     said = ", ".join(f"{name} would be {value:.3g}" for name, value in beyond.items())
@@ -87,7 +89,7 @@ def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
         return None
     again: Repeats = repeats(forward.layers)
     dropout = getattr(config.model, "dropout", 0.0)
-    if again.blocks and dropout and config.choices.get("compile") != "none":
+    if again.blocks and dropout and not getattr(config.compile, "as_written", False):
         return None
     scores_kept = "attention" if attention.scores_again else "matmul"       # the family of the operators it is made of
     return Execution(

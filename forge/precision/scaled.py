@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from forge.errors import ConfigError
 from forge.notes import say
 from forge.precision.eight_bits import MULTIPLE, ScaledProduct, has_units
 
-_reached: set[str] = set()      # kinds of layers that were called as modules, in this process
+_reached: set[str] = set()      # kinds of layers that were called as modules, with the number of their model
+_models = count()               # in this process
 
 
 class ScaledLinear(nn.Linear):
     """nn.Linear, [..., in] -> [..., out] in bfloat16, with products in 8 bits. Weights keep dtype and names.
 
-    kind: the name without the number of its block. by_kernel, fast: see eight_bits.product.
+    kind: the number of the model, and the name without that of its block. by_kernel, fast: see eight_bits.product.
     """
 
     kind: str
@@ -62,19 +64,20 @@ def scale_linears(model: nn.Module, patterns: list[str], fast: bool) -> None:
         raise ConfigError(f"precision.layers={patterns} matches no linear layer of a block. There are "
                           f"{', '.join(known)}.")
     scaled: set[str] = set()
+    model_number = next(_models)
     for name, layer in chosen:
         if layer.in_features % MULTIPLE or layer.out_features % MULTIPLE:
             say(f"precision=fp8: {_kind(name)} stays in bfloat16, because its sizes {layer.in_features} and "
                 f"{layer.out_features} are not both multiples of {MULTIPLE}.")
             continue
         layer.__class__ = ScaledLinear
-        layer.kind, layer.by_kernel, layer.fast = _kind(name), by_kernel, fast      # type: ignore[assignment]
+        layer.kind, layer.by_kernel, layer.fast = f"{model_number} {_kind(name)}", by_kernel, fast      # type: ignore[assignment]
         scaled.add(_kind(name))
     if scaled and not by_kernel:
         say("precision=fp8: PyTorch has 8-bit products for NVIDIA GPUs of compute capability 8.9 and later only. Here "
             "the same numbers are computed from rounded factors, which takes longer than precision=bf16.")
     if scaled:
-        model.register_forward_hook(Report(frozenset(scaled)))
+        model.register_forward_hook(Report(model_number, frozenset(scaled)))
 
 
 def _linears_of_blocks(model: Any) -> Iterator[tuple[str, nn.Linear]]:
@@ -92,10 +95,12 @@ class Report:
     """Says, after the first forward pass, which layers computed in 8 bits. A weight may also be read past its layer,
     as a router does with its gate, and then the layer's format means nothing."""
 
+    model_number: int
     kinds: frozenset[str]
 
     def __call__(self, model: nn.Module, args: Any, output: Any) -> None:
-        reached, past = sorted(self.kinds & _reached), sorted(self.kinds - _reached)
+        reached = sorted(kind for kind in self.kinds if f"{self.model_number} {kind}" in _reached)
+        past = sorted(self.kinds - set(reached))
         if reached:
             say(f"precision=fp8: products in 8 bits in {', '.join(reached)}; all others in bfloat16.")
         if past:

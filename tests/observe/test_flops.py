@@ -28,6 +28,8 @@ from forge.batch import Batch
 from forge.checkpointing.full import Full
 from forge.checkpointing.none import KeepAll
 from forge.checkpointing.selective import Selective
+from forge.compile.none import NotCompiled
+from forge.compile.whole import Whole
 from forge.loss.chunked import Chunked
 from forge.loss.plain import Plain
 from forge.model.flops import SCORES_AGAIN, convention, exact, executed, forward_of, mean_keys
@@ -65,7 +67,7 @@ def config(decoder, **changes):
     return SimpleNamespace(**{"attention": Eager(), "checkpointing": KeepAll(), "loss": Plain(1), "moe_router": Loop(),
                               "operators": Native(),
                               "optimizer": SimpleNamespace(groups=[]), "model": decoder,
-                              "choices": {"compile": "none"}, **changes})
+                              "compile": NotCompiled(), **changes})
 
 
 def seen(window=None, batches=None):
@@ -190,7 +192,7 @@ def test_what_the_counter_does_not_count():
 @pytest.mark.parametrize("changes", [
     {"attention": object()}, {"checkpointing": object()}, {"loss": object()}, {"moe_router": object()},
     {"optimizer": SimpleNamespace(groups=[Group("embedding*", 1.0, None, True)])},
-    {"choices": {"compile": "whole"}, "checkpointing": Full()}],
+    {"compile": Whole(False, False), "checkpointing": Full()}],
     ids=["attention", "checkpointing", "loss", "router", "frozen", "compiled"])
 def test_what_is_executed_is_not_known_where_an_option_does_not_say(changes):
     decoder = replace(SMALL["mixtral"], dropout=0.1)
@@ -246,6 +248,7 @@ def test_the_convention_alone_may_pass_the_peak(said):
     """Rows of 128 thousand tokens: half of what it counts is never computed."""
     long = {"mfu": 1.2, "mfu_exact": 0.7, "hfu": None}
     assert possible(long, 1e12) == long and said() == []
+    assert possible({"mfu": 1.2, "mfu_exact": 0.7, "hfu": 1.01}, 1e12, most=2.0)["hfu"] == 1.01 and said() == []
     assert possible({"mfu": 1.2, "mfu_exact": 0.7, "hfu": 1.01}, 1e12) == dict.fromkeys(long)
 
 
