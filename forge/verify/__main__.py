@@ -72,7 +72,7 @@ def _compare(how: Verify, pair: Pair, run_dir: Path, values: dict[str, object], 
     finally:
         shutil.rmtree(run_dir / "scratch", ignore_errors=True)
     if as_json:
-        print(json.dumps(record.as_json(), indent=1))
+        print(record.path.read_text(), end="")
     else:
         print_table(record)
     return verdict.exit_code

@@ -46,13 +46,16 @@ class Record:
         self.verdict, self.status = verdict, "finished"
         self.write()
 
-    def write(self) -> None:
-        path = self.run_dir / "result.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(_finite(self.as_json()), indent=1) + "\n")
-        os.replace(partial, path)
+    @property
+    def path(self) -> Path:
+        return self.run_dir / "result.json"
 
-    def as_json(self) -> dict[str, Any]:
+    def write(self) -> None:
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(_finite(self.facts()), indent=1, allow_nan=False) + "\n")
+        os.replace(partial, self.path)
+
+    def facts(self) -> dict[str, Any]:
         from forge.verify.pair import plain_settings
 
         verdict = self.verdict
