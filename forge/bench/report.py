@@ -11,8 +11,9 @@ Table = tuple[list[str], list[list[str]]]
 
 NAME_WIDTH = 16         # a name that is cut into shorter pieces cannot be read
 WIDTH = 130             # of tables in a file
-PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "optimizer": "update",
-          "other": "other"}
+# phase -> its column, in the order of a step; a phase that is not here has its own name, behind these
+PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "passes": "one graph",
+          "optimizer": "update", "other": "other"}
 
 
 def print_report(result: Result, run_dir: Path) -> None:
@@ -109,11 +110,13 @@ def _compared(result: Result) -> list[Table]:
               percent(row["mfu"], sign=False),
               *([percent(row["mfu_measured"], sign=False)] if measured else []), number(row["startup_seconds"], 1)]
              for row in ran]
-    phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in PHASES)] for row in ran]
+    there = {phase for row in ran for phase in row["phases_ms"]}
+    columns = [*(phase for phase in PHASES if phase in there), *sorted(there - PHASES.keys())]
+    phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in columns)] for row in ran]
     return [(["", "tokens/s", "gain", *(["over the first"] if first else []), "verdict",
               *(["results"] if verified else [])], gains),
             (["", "step ms", "GB", "MFU", *(["of measured rate"] if measured else []), "start s"], costs),
-            (["ms of a step", *PHASES.values()], phases)]
+            (["ms of a step", *(PHASES.get(phase, phase) for phase in columns)], phases)]
 
 
 def verdict(row: Result) -> str:
