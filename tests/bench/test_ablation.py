@@ -177,6 +177,20 @@ def test_a_path_compares_with_the_one_before_and_with_the_first(on):
     assert rows["operators=handwritten"]["over_first"]["estimate"] == pytest.approx(1.5, abs=0.03)
 
 
+def test_a_step_of_a_path_is_verified_against_what_it_was_held_against(on, monkeypatch):
+    asked = []
+
+    def prove(trial, baseline, seconds):
+        asked.append((trial.name, baseline.name))
+        return {"verify": "same maths", "verify_reason": None}
+
+    monkeypatch.setattr("forge.bench.proof.prove", prove)
+    _, result = on(Machine(fails={"model.width=64": ("start", "OutOfMemoryError: too large")}), "bench=path",
+                   "bench.path=[loss=plain,attention=eager,model.width=64,loss=chunked]", "bench.verify=true")
+    assert asked == [("attention=eager", "loss=plain"), ("loss=chunked", "attention=eager")]
+    assert rows_of(result)["loss=chunked"]["verify"] == "same maths"
+
+
 def test_a_path_can_hold_two_arms_only(on):
     machine = Machine({"attention=eager": 0.8})
     _, result = on(machine, "bench=path", "bench.path=[loss=plain,attention=eager,loss=chunked]", "bench.resident=2")
