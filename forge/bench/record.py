@@ -17,6 +17,7 @@ from typing import Any
 from forge.bench import surroundings
 from forge.errors import Exit, UnusableEnvironment
 from forge.failure import DISK_FULL
+from forge.observe import origin
 
 SCHEMA = "forge.bench/1"
 LOOK_SECONDS = 5.0
@@ -39,8 +40,8 @@ class Record:
         record = cls(run_dir, {
             "schema": SCHEMA, "mode": mode, "status": "running", "exit_code": None, "abstained": False, "reason": None,
             "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "words": words, "settings": settings,
-            "versions": surroundings.versions(), "source": surroundings.source(),
-            "processor": surroundings.processor(), "device": None})
+            "versions": origin.versions(), "source": origin.source(), "processor": origin.processor(),
+            "device": None})
         record.look()
         record.write()
         return record
