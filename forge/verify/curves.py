@@ -14,6 +14,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from forge.observe.student import t_interval
 from forge.verify import BY_DESIGN, CANNOT_JUDGE, DIFFERS, SAME_BITS, SAME_METRIC, Verdict
 from forge.verify.changes import kind_of
 from forge.verify.job import Job, found
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 TWIN = "twin"           # the baseline again, from weights that differ by one rounding
 METRICS = {"heldout_loss": "held-out loss", "accuracy": "next-token accuracy"}
-# Student's t, two-sided 95 %, by degrees of freedom; beyond, the value of the last is a little too careful.
-T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 Trained = dict[str, list[dict[str, Any]]]       # side -> what each seed's training left
 
@@ -61,7 +60,7 @@ def facts(trained: Trained, smooth: int) -> dict[str, Any]:
         values = {name: [float(one[key]) for one in runs] for name, runs in trained.items()}
         apart = {name: _pairs(values["baseline"], others) for name, others in values.items() if name != "baseline"}
         metrics[key] = {"values": values, "pairs": apart, "spread": spread(values["baseline"]),
-                        "interval": {name: interval(pairs) for name, pairs in apart.items()}}
+                        "interval": {name: t_interval(pairs) for name, pairs in apart.items()}}
     return {"metrics": metrics, "curves": curves, "largest_gaps": gaps, "seeds": len(own),
             "same_bits": trained["baseline"] == trained["candidate"]}
 
@@ -110,16 +109,6 @@ def _incomparable(name: str, one: dict[str, Any]) -> str | None:
             return (f"The baseline's {name} is 0 for seed {seed}, and nothing is relative to that: train longer "
                     f"(verify.steps), or judge on more text (verify.batches).")
     return None
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """(mean, half the width of its 95 % t interval), or (nan, inf) where a value is not finite."""
-    if not all(map(math.isfinite, values)):
-        return math.nan, math.inf
-    if len(values) < 2:
-        return fmean(values), math.inf
-    quantile = T95[min(len(values) - 1, len(T95)) - 1]
-    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
 
 
 def smoothed(losses: list[float], smooth: int) -> list[float]:

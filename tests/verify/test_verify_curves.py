@@ -7,7 +7,7 @@ import pytest
 
 from forge.verify.changes import Change
 from forge.verify.converge import Converge
-from forge.verify.curves import facts, interval, judge
+from forge.verify.curves import facts, judge
 
 CONVERGE = Converge(steps=10, seeds=3, twin=True, tolerance=0.01, batches=1, smooth=1, declared={"x": "maths"})
 LOSSES = [3.0, 3.1, 2.9]
@@ -51,9 +51,3 @@ def test_a_candidate_that_ends_in_no_number_differs_and_such_a_baseline_proves_n
     ([0.1, 0.2, 0.3], "same final metric"), ([0.2, 0.4, 0.6], "differs"), ([0.05, 0.2, 0.4], "cannot judge")])
 def test_the_whole_interval_decides(candidate, verdict):
     assert judged([0.1, 0.2, 0.3], candidate).verdict == verdict
-
-
-def test_an_interval_is_students():
-    mean, half = interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.3026527 / math.sqrt(3), rel=1e-3)
-    assert interval([1.0])[1] == math.inf
