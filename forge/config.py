@@ -177,6 +177,18 @@ def realise(composed: DictConfig, allowed: tuple[str, ...] = ()) -> Config:
     return Config(**made)
 
 
+def option_of(group: str, protocol: type, values: Any, allowed: tuple[str, ...] = ()) -> Any:
+    """A single option, outside of a whole configuration: the dataclass that `_target_` in the values names.
+
+    Raises ConfigError, as a whole configuration does.
+    """
+    mistakes: list[str] = []
+    made = _part(group, group, protocol, values, allowed, mistakes)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return made
+
+
 def check(config: Config) -> None:
     """Raise once, with every complaint that the parts have about each other."""
     parts = [config, *vars(config).values(), *config.tracker.options.values()]

@@ -19,13 +19,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from forge.config import option_of
 from forge.errors import ConfigError, Exit, UnusableEnvironment
 from forge.freeze import owned
 from forge.process import log_to
 from forge.verify import Verify
 from forge.verify.arm import prepare_environment
 from forge.verify.pair import Pair
-from forge.verify.plain import option
 from forge.verify.words import Words, settings
 from forge.words import reporting
 
@@ -40,7 +40,7 @@ def verify(arguments: list[str]) -> Exit:
     as_json = "--json" in arguments
     words = Words.of([word for word in arguments if word != "--json"])
     values = settings(words)
-    how = option("verify", Verify, values, words.allowed)
+    how = option_of("verify", Verify, values, words.allowed)
     pair = Pair.of(words)
     mistakes = list(getattr(how, "problems", lambda config: ())(pair.baseline.config))
     if mistakes:
