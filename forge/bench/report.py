@@ -73,11 +73,7 @@ def notes(result: Result) -> list[str]:
     unverified = {row["verify_reason"] for row in result["rows"] if row.get("verify") == "unverified"}
     lines += [f"unverified: {reason}" for reason in sorted(unverified)]
     if result.get("overlap"):
-        both = result["overlap"]
-        points = (both["product_of_singles"] - both["all"]) * 100
-        lines.append(f"All switches together gain {percent(both['all'])}; the product of the single gains would be "
-                     f"{percent(both['product_of_singles'])}: they "
-                     f"{'overlap' if points >= 0 else 'help each other'} by {abs(points):.1f} points.")
+        lines.append(_together(result["overlap"]))
     if result["throttling"]:
         lines.append(f"The device was slowed down by its {', '.join(result['throttling'])}.")
     disturbed = sum(row.get("disturbed_blocks") or 0 for row in result["rows"])
@@ -90,6 +86,14 @@ def notes(result: Result) -> list[str]:
     elif result["status"] != "finished":
         lines.append(f"Not to its end ({result['status']})" + (f": {result['reason']}" if result["reason"] else "."))
     return lines
+
+
+def _together(both: Result) -> str:
+    points = abs(both["product_of_singles"] - both["all"]) * 100
+    told = {"overlap": f"they overlap by {points:.1f} points.", "help": f"they help each other by {points:.1f} points."}
+    return (f"All switches together gain {percent(both['all'])}; the product of the single gains would be "
+            f"{percent(both['product_of_singles'])}: "
+            + told.get(both["verdict"], "whether they overlap or help each other cannot be told from this noise."))
 
 
 def tables(result: Result) -> list[Table]:

@@ -1,6 +1,8 @@
 """The tables, out of the rows."""
 
-from forge.bench.report import tables
+import pytest
+
+from forge.bench.report import notes, tables
 
 FIGURES = {"status": "measured", "verdict": None, "step_ms": 10.0, "peak_memory_bytes": None, "mfu": None,
            "startup_seconds": 1.0}
@@ -21,3 +23,12 @@ def test_every_phase_that_a_row_has_is_a_column():
 
 def test_a_phase_of_somebody_s_own_is_shown_by_its_name():
     assert phases({"refill": 1.0, "other": 2.0})[0] == ["ms of a step", "other", "refill"]
+
+
+@pytest.mark.parametrize(("verdict", "said"), [
+    ("overlap", "they overlap by 5.0 points."), ("help", "they help each other by 5.0 points."),
+    ("not proven", "cannot be told from this noise.")])
+def test_switches_together_are_said_to_do_what_is_proven(verdict, said):
+    both = {"product_of_singles": 0.25, "all": 0.2, "verdict": verdict}
+    (line,) = notes({"rows": [], "overlap": both, "throttling": None, "abstained": False, "status": "finished"})
+    assert line.endswith(said) and "+20.00 %" in line and "+25.00 %" in line
