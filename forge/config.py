@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,12 @@ class Config:
     def rows_per_pass(self, data_size: int) -> int:
         """Rows in one forward pass of one of `data_size` ranks."""
         return self.micro_batch or self.global_batch // data_size
+
+    def prepare_environment(self) -> None:
+        """Set what torch reads when it is imported: to be called before that."""
+        os.environ.update(self.hardware.environment())
+        if self.reproducible:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
 
     def share_problems(self, data_size: int) -> Iterator[str]:
         """Why a global batch cannot be shared by so many ranks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import threading
 import time
@@ -18,6 +17,7 @@ from forge.bench import surroundings
 from forge.errors import Exit, UnusableEnvironment
 from forge.failure import DISK_FULL
 from forge.observe import origin
+from forge.observe.finite import finite
 
 SCHEMA = "forge.bench/1"
 LOOK_SECONDS = 5.0
@@ -109,12 +109,3 @@ class Record:
                 "set run_dir= to a folder that can be written"
             raise UnusableEnvironment(f"run_dir={self.run_dir}: {path.name} cannot be written: {error.strerror}. "
                                       f"What was measured is shown here; {mend}.") from None
-
-
-def finite(value: Any) -> Any:
-    """JSON has no word for infinity and NaN: null."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

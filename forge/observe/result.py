@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from forge.observe import Observer
+from forge.observe.finite import finite
 from forge.observe.flops import utilisation
-from forge.observe.ledger import finite
 from forge.observe.origin import processor, versions
 from forge.observe.phases import WARMUP
 from forge.observe.summary import UTILISATION, print_summary, write_report
@@ -65,5 +65,5 @@ def _place(run: Run) -> dict[str, Any]:
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({name: finite(value) for name, value in result.items()}, indent=1) + "\n")
+    partial.write_text(json.dumps(finite(result), indent=1) + "\n")
     os.replace(partial, path)

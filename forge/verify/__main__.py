@@ -24,7 +24,6 @@ from forge.errors import ConfigError, Exit, UnusableEnvironment
 from forge.freeze import owned
 from forge.process import log_to
 from forge.verify import Verify
-from forge.verify.arm import prepare_environment
 from forge.verify.pair import Pair
 from forge.verify.words import Words, settings
 from forge.words import reporting
@@ -46,7 +45,7 @@ def verify(arguments: list[str]) -> Exit:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     for side in pair.sides[::-1]:
-        prepare_environment(side.config)
+        side.config.prepare_environment()
     with owned(words.run_dir):
         return _compare(how, pair, words.run_dir, values, as_json)
 

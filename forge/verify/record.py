@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.observe import origin
+from forge.observe.finite import finite
 from forge.verify.rule import Compared, Distance
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Record:
 
     def write(self) -> None:
         partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(_finite(self.facts()), indent=1, allow_nan=False) + "\n")
+        partial.write_text(json.dumps(finite(self.facts(), str), indent=1, allow_nan=False) + "\n")
         os.replace(partial, self.path)
 
     def facts(self) -> dict[str, Any]:
@@ -102,12 +102,3 @@ def _device() -> dict[str, Any]:
 
 def _distance(one: Distance) -> dict[str, Any]:
     return {**asdict(one), "ratio": one.ratio, "fine": one.fine}
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity: it is written as text, and null stays what was not measured."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
