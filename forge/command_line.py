@@ -29,6 +29,8 @@ from forge.words import packages, split
 if TYPE_CHECKING:
     from forge.config import Config
 
+FOLDERS = ("--config-dir", "-cd")       # flags that name a folder of options beside conf/
+
 
 @dataclass(frozen=True)
 class CommandLine:
@@ -74,7 +76,7 @@ class CommandLine:
         if "resume" in own and {"-m", "--multirun"} & set(flags):
             raise ConfigError("resume= goes on with one run, and -m makes several: sweep with from= instead.")
         snapshot = _snapshot_of(place, overrides) if place and "resume" in own else None
-        choices = choices_of(base, overrides, _config_dirs(flags)) if base else []
+        choices = choices_of(base, overrides, config_dirs(flags)) if base else []
         return cls(base, snapshot, allowed, overrides, flags + choices + overrides)
 
     def compose(self, job: Callable[[], Any]) -> None:
@@ -138,10 +140,16 @@ def typed_words() -> list[str]:
     return [str(word) for word in words]
 
 
+def refused_key(error: Exception) -> str | None:
+    """The setting or group that Hydra could not override, for there is none of that name; None for other errors."""
+    key = re.search(r"Could not override '([^'@]+)", str(error))
+    return key.group(1) if key else None
+
+
 def in_a_sentence(error: Exception) -> str:
     """What Hydra says about a line it cannot compose, without its search path and internal names."""
     message = str(error)
-    key = re.search(r"Could not override '([^']+)'", message)
+    key = refused_key(error)
     option = re.search(r"Could not find '(\w+)/(.*?)'.*Available options in '\w+':\s*(.*?)\s*Config search path",
                        message, re.DOTALL)
     if option is not None:
@@ -159,9 +167,7 @@ def in_a_sentence(error: Exception) -> str:
         noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
         lines = [line.strip() for line in message.splitlines()]
         return " ".join(line for line in lines if line and not line.startswith((*noise, "provider=")))
-    known = _known_keys()
-    group = key.group(1).split("@")[0]
-    return (f"{group} is not a setting.{did_you_mean(group, known)} "
+    return (f"{key} is not a setting.{did_you_mean(key, _known_keys())} "
             f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
 
 
@@ -175,10 +181,10 @@ def _named_folder(composed: DictConfig) -> Path:
     return Path(str(named))
 
 
-def _config_dirs(flags: list[str]) -> list[str]:
-    """The folders that --config-dir names."""
-    joined = [flag.partition("=")[2] for flag in flags if flag.startswith("--config-dir=")]
-    return joined + [after for flag, after in pairwise(flags) if flag in ("--config-dir", "-cd")]
+def config_dirs(words: list[str]) -> list[str]:
+    """The folders of options beside conf/ that a line names."""
+    joined = [word.partition("=")[2] for word in words if word.startswith(tuple(f"{flag}=" for flag in FOLDERS))]
+    return joined + [after for flag, after in pairwise(words) if flag in FOLDERS]
 
 
 def choices_of(base: Path, overrides: list[str], folders: list[str] | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,12 @@ class Config:
         """Rows in one forward pass of one of `data_size` ranks."""
         return self.micro_batch or self.global_batch // data_size
 
+    def prepare_environment(self) -> None:
+        """Set what torch reads when it is imported: to be called before that."""
+        os.environ.update(self.hardware.environment())
+        if self.reproducible:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
+
     def share_problems(self, data_size: int) -> Iterator[str]:
         """Why a global batch cannot be shared by so many ranks."""
         together = (self.micro_batch or 1) * data_size
@@ -175,6 +182,18 @@ def realise(composed: DictConfig, allowed: tuple[str, ...] = ()) -> Config:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return Config(**made)
+
+
+def option_of(group: str, protocol: type, values: Any, allowed: tuple[str, ...] = ()) -> Any:
+    """A single option, outside of a whole configuration: the dataclass that `_target_` in the values names.
+
+    Raises ConfigError, as a whole configuration does.
+    """
+    mistakes: list[str] = []
+    made = _part(group, group, protocol, values, allowed, mistakes)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return made
 
 
 def check(config: Config) -> None:

@@ -5,7 +5,6 @@ forge.train starts it; on several nodes torchrun does: torchrun ... -m forge.wor
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -41,9 +40,7 @@ def work(run_dir: Path, allowed: tuple[str, ...], stopping: Stopping) -> Exit:
             config = load(run_dir, allowed)
             check(config)
             log_to(run_dir)
-            os.environ.update(config.hardware.environment())        # read when torch is imported, below
-            if config.reproducible:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
+            config.prepare_environment()
             return _train(config, run_dir, stopping, failure)
     except Exception:
         return failure.exit_code or Exit.CRASHED

@@ -1,5 +1,6 @@
 """conf/ and forge/ mirror each other, every option is what it claims to be, and every mistake is named."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,15 @@ def test_no_secret_is_written(tmp_path, monkeypatch):
     freeze(settings, tmp_path / "run")
     written = (tmp_path / "run" / "config.yaml").read_text()
     assert "hunter2" not in written and "${oc.env:FORGE_TEST_SECRET}" in written
+
+
+def test_torch_finds_what_it_reads_when_it_is_imported(monkeypatch):
+    """Bits that repeat need it of cuBLAS; what the user set stays."""
+    monkeypatch.setattr("os.environ", {})
+    realise(composed("hardware=cpu")).prepare_environment()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ and os.environ["OMP_NUM_THREADS"]
+    realise(composed("hardware=cpu", "reproducible=true")).prepare_environment()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    realise(composed("hardware=cpu", "reproducible=true")).prepare_environment()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"

@@ -62,7 +62,7 @@ class Ablation:
                 self._left_out(session, judge, reached)
         session.end()
         note_smallest(session, judge)
-        session.record.facts["overlap"] = overlap(session.record.rows)
+        session.record.facts["overlap"] = overlap(session.record.rows, session.record.facts.get("floor"))
         if self.verify:
             self._prove(session, first, alone)
 
@@ -133,11 +133,26 @@ class Ablation:
             session.record.write()
 
 
-def overlap(rows: list[dict[str, Any]]) -> dict[str, float] | None:
-    """What the switches would gain together if none touched another, and what they gain; None where one is missing."""
+def overlap(rows: list[dict[str, Any]], floor: float | None) -> dict[str, Any] | None:
+    """What the switches would gain together if none touched another, and what they gain; None where one is missing.
+
+    floor: as a gain. verdict: overlap or help, where the gain of all is proven and the two differ (in logarithms) by
+    more than the noise of all that they are made of, each no more certain than the floor; else not proven.
+    """
     alone = [row for row in rows if row["kind"] == "alone" and row["status"] != "same settings"]
     together = [row for row in rows if row["kind"] == "all" and row["name"] == ALL and row.get("gain")]
     if not together or not all(row.get("gain") for row in alone):
         return None
-    product = math.expm1(sum(row["gain"]["log_mean"] for row in alone))
-    return {"product_of_singles": product, "all": together[0]["gain"]["estimate"]}
+    singles, (both,) = sum(row["gain"]["log_mean"] for row in alone), together
+    apart, noise = both["gain"]["log_mean"] - singles, _noise([*alone, both], floor)
+    proven = both["verdict"] in ("faster", "slower") and noise is not None and abs(apart) > noise
+    return {"product_of_singles": math.expm1(singles), "all": both["gain"]["estimate"], "log_difference": apart,
+            "log_noise": noise, "verdict": "not proven" if not proven else "help" if apart > 0 else "overlap"}
+
+
+def _noise(rows: list[dict[str, Any]], floor: float | None) -> float | None:
+    """Half the width of the interval of a sum of their log-ratios; None where it is not known."""
+    halves = [row["gain"]["log_half_width"] for row in rows]
+    if floor is None or None in halves:
+        return None
+    return math.hypot(*(max(half, math.log1p(floor)) for half in halves))

@@ -40,9 +40,7 @@ def main() -> None:
             config = load(run_dir, allowed)
             check(config)
             log_to(run_dir)
-            os.environ.update(config.hardware.environment())        # read when torch is imported, below
-            if config.reproducible:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            config.prepare_environment()
             _serve(config, run_dir, allowed, failure)
     except Exception:
         leave(failure.exit_code or Exit.CRASHED)

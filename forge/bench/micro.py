@@ -92,7 +92,7 @@ class Micro:
 
     def _attention(self, session: Session, quiet: dict[str, str]) -> dict[str, Trial]:
         """A frozen configuration for each option there is, here and beside."""
-        from forge.bench.request import config_dirs
+        from forge.command_line import config_dirs
 
         found: dict[str, Trial] = {}
         folders = [conf_dir(), *config_dirs(session.composer.words)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge.bench import Timing
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Path:
     """path: each a string of training overrides, on top of the words of the command line. resident: how many of them
-    hold memory at once. verify: ask forge.verify what each changes in the results of the one before, within
-    verify_seconds. max_floor, micro: see forge.bench.aa."""
+    hold memory at once. verify: ask forge.verify what each changes in the results of the one it is held
+    against, within verify_seconds. max_floor, micro: see forge.bench.aa."""
 
     path: list[str]
     resident: Literal[2, 3]
@@ -92,10 +91,10 @@ class Path:
     def _prove(self, session: Session, trials: list[Trial]) -> None:
         from forge.bench.proof import prove
 
-        rows = {row["name"]: row for row in session.record.rows if row["kind"] == "step"}
-        for before, trial in pairwise(trials):
-            if rows[trial.name]["status"] not in ("measured", "disturbed"):
+        named = {trial.name: trial for trial in trials}
+        for row in session.record.rows:
+            if row["kind"] != "step" or row["status"] not in ("measured", "disturbed"):
                 continue
-            session.progress.tell(f"{trial.name}: verifying")
-            rows[trial.name] |= prove(trial, before, self.verify_seconds)
+            session.progress.tell(f"{row['name']}: verifying")
+            row |= prove(named[row["name"]], named[row["against"]], self.verify_seconds)
             session.record.write()

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-from forge.bench.request import FOLDERS
 from forge.bench.trial import Trial
+from forge.command_line import FOLDERS
 from forge.errors import Exit
 from forge.words import OWN
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import threading
 import time
@@ -17,6 +16,8 @@ from typing import Any
 from forge.bench import surroundings
 from forge.errors import Exit, UnusableEnvironment
 from forge.failure import DISK_FULL
+from forge.observe import origin
+from forge.observe.finite import finite
 
 SCHEMA = "forge.bench/1"
 LOOK_SECONDS = 5.0
@@ -39,8 +40,8 @@ class Record:
         record = cls(run_dir, {
             "schema": SCHEMA, "mode": mode, "status": "running", "exit_code": None, "abstained": False, "reason": None,
             "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "words": words, "settings": settings,
-            "versions": surroundings.versions(), "source": surroundings.source(),
-            "processor": surroundings.processor(), "device": None})
+            "versions": origin.versions(), "source": origin.source(), "processor": origin.processor(),
+            "device": None})
         record.look()
         record.write()
         return record
@@ -108,12 +109,3 @@ class Record:
                 "set run_dir= to a folder that can be written"
             raise UnusableEnvironment(f"run_dir={self.run_dir}: {path.name} cannot be written: {error.strerror}. "
                                       f"What was measured is shown here; {mend}.") from None
-
-
-def finite(value: Any) -> Any:
-    """JSON has no word for infinity and NaN: null."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,8 +11,9 @@ Table = tuple[list[str], list[list[str]]]
 
 NAME_WIDTH = 16         # a name that is cut into shorter pieces cannot be read
 WIDTH = 130             # of tables in a file
-PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "optimizer": "update",
-          "other": "other"}
+# phase -> its column, in the order of a step; a phase that is not here has its own name, behind these
+PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "passes": "one graph",
+          "optimizer": "update", "other": "other"}
 
 
 def print_report(result: Result, run_dir: Path) -> None:
@@ -72,11 +73,7 @@ def notes(result: Result) -> list[str]:
     unverified = {row["verify_reason"] for row in result["rows"] if row.get("verify") == "unverified"}
     lines += [f"unverified: {reason}" for reason in sorted(unverified)]
     if result.get("overlap"):
-        both = result["overlap"]
-        points = (both["product_of_singles"] - both["all"]) * 100
-        lines.append(f"All switches together gain {percent(both['all'])}; the product of the single gains would be "
-                     f"{percent(both['product_of_singles'])}: they "
-                     f"{'overlap' if points >= 0 else 'help each other'} by {abs(points):.1f} points.")
+        lines.append(_together(result["overlap"]))
     if result["throttling"]:
         lines.append(f"The device was slowed down by its {', '.join(result['throttling'])}.")
     disturbed = sum(row.get("disturbed_blocks") or 0 for row in result["rows"])
@@ -89,6 +86,14 @@ def notes(result: Result) -> list[str]:
     elif result["status"] != "finished":
         lines.append(f"Not to its end ({result['status']})" + (f": {result['reason']}" if result["reason"] else "."))
     return lines
+
+
+def _together(both: Result) -> str:
+    points = abs(both["product_of_singles"] - both["all"]) * 100
+    told = {"overlap": f"they overlap by {points:.1f} points.", "help": f"they help each other by {points:.1f} points."}
+    return (f"All switches together gain {percent(both['all'])}; the product of the single gains would be "
+            f"{percent(both['product_of_singles'])}: "
+            + told.get(both["verdict"], "whether they overlap or help each other cannot be told from this noise."))
 
 
 def tables(result: Result) -> list[Table]:
@@ -109,11 +114,13 @@ def _compared(result: Result) -> list[Table]:
               percent(row["mfu"], sign=False),
               *([percent(row["mfu_measured"], sign=False)] if measured else []), number(row["startup_seconds"], 1)]
              for row in ran]
-    phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in PHASES)] for row in ran]
+    there = {phase for row in ran for phase in row["phases_ms"]}
+    columns = [*(phase for phase in PHASES if phase in there), *sorted(there - PHASES.keys())]
+    phases = [[row["name"], *(number(row["phases_ms"].get(phase), 2) for phase in columns)] for row in ran]
     return [(["", "tokens/s", "gain", *(["over the first"] if first else []), "verdict",
               *(["results"] if verified else [])], gains),
             (["", "step ms", "GB", "MFU", *(["of measured rate"] if measured else []), "start s"], costs),
-            (["ms of a step", *PHASES.values()], phases)]
+            (["ms of a step", *(PHASES.get(phase, phase) for phase in columns)], phases)]
 
 
 def verdict(row: Result) -> str:

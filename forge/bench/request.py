@@ -9,21 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from forge.bench import Bench
 from forge.bench.trial import words_of
-from forge.command_line import in_a_sentence
-from forge.config import _part, conf_dir
+from forge.command_line import FOLDERS, config_dirs
+from forge.composition import own_settings
+from forge.config import conf_dir, option_of
 from forge.errors import ConfigError
 from forge.schema import did_you_mean
 from forge.words import packages, split
-
-FOLDERS = ("--config-dir", "-cd")
 
 
 @dataclass(frozen=True)
@@ -55,10 +48,9 @@ class Request:
         chosen = [word.partition("=")[2] for word in mine if word.lstrip("+").startswith("bench=")]
         option = chosen[-1] if chosen else "ablation"
         allowed = packages(own)
-        settings = _composed(option, [word for word in mine if word.startswith("bench.")], words)
-        mistakes: list[str] = []
-        bench = _part("bench", "bench", Bench, settings, allowed, mistakes)
-        mistakes += list(getattr(bench, "problems", lambda: ())())
+        settings = _settings(option, [word for word in mine if word.startswith("bench.")], words)
+        bench = option_of("bench", Bench, settings, allowed)
+        mistakes = list(getattr(bench, "problems", lambda: ())())
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         run_dir = Path(places[-1].partition("=")[2]) if places else Path(time.strftime("runs/bench_%Y-%m-%d_%H-%M-%S"))
@@ -73,45 +65,14 @@ def _check_flags(words: list[str]) -> None:
             words_of(word)      # says what is wanted
 
 
-def config_dirs(words: list[str]) -> list[str]:
-    """The folders of options beside conf/ that the words name."""
-    joined = [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
-    return joined + [after for flag, after in pairwise(words) if flag in FOLDERS]
-
-
-def _composed(option: str, overrides: list[str], words: list[str]) -> dict[str, Any]:
+def _settings(option: str, overrides: list[str], words: list[str]) -> dict[str, Any]:
     """The values of conf/bench/<option>.yaml, with what was typed on top."""
-    known = [path.stem for folder in [conf_dir(), *config_dirs(words)] for path in Path(folder, "bench").glob("*.yaml")]
+    folders = config_dirs(words)
+    known = [path.stem for folder in [conf_dir(), *folders] for path in Path(folder, "bench").glob("*.yaml")]
     if option not in known:
         raise ConfigError(f"bench={option} is not an option.{did_you_mean(option, known)} "
                           f"Options: {', '.join(sorted(known))}.")
-    search = [f"file://{Path(folder).absolute()}" for folder in config_dirs(words)]
-    beside = [f"hydra.searchpath=[{','.join(search)}]"] if search else []
-    try:
-        with initialize_config_dir(conf_dir(), version_base="1.3"):
-            composed = compose(f"bench/{option}", [*beside, *map(quoted, overrides)])
-            values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(_in_a_sentence(error, option)) from None
-    assert isinstance(values, dict)
-    made: dict[str, Any] = values["bench"]
-    return made
-
-
-def _in_a_sentence(error: Exception, option: str) -> str:
-    missing = re.search(r"Could not override '([^']+)'", str(error))
-    if missing is None:
-        return in_a_sentence(error)
-    with initialize_config_dir(conf_dir(), version_base="1.3"):
-        known = list(_dotted(OmegaConf.to_container(compose(f"bench/{option}"), resolve=False)))
-    return (f"{missing.group(1)} is not a setting of bench={option}.{did_you_mean(missing.group(1), known)} "
-            f"Settings: {', '.join(name for name in known if not name.endswith('_target_'))}.")
-
-
-def _dotted(node: Any, path: str = "") -> list[str]:
-    if not isinstance(node, dict):
-        return [path]
-    return [name for name_of, child in node.items() for name in _dotted(child, f"{path}.{name_of}".lstrip("."))]
+    return own_settings(f"bench/{option}", "bench", [*map(quoted, overrides)], folders, f" of bench={option}")
 
 
 def quoted(word: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import median
+
+from forge.observe.student import t_interval
 
 SHIFT_NOISES = 4.0      # a change of level is one only if it is this many standard errors large
 LEAST_SHIFT = 0.02      # and this much of a step
@@ -28,10 +30,9 @@ class Estimate:
     @classmethod
     def of(cls, log_ratios: Sequence[float]) -> Estimate:
         """The t interval over independent observations, one at least."""
-        mean = fmean(log_ratios)
-        if len(log_ratios) < 2:
+        mean, half = t_interval(log_ratios)
+        if half == math.inf:
             return cls(mean, None, None, len(log_ratios))
-        half = t_quantile(0.975, len(log_ratios) - 1) * stdev(log_ratios) / math.sqrt(len(log_ratios))
         return cls(mean, mean - half, mean + half, len(log_ratios))
 
     @property
@@ -91,44 +92,3 @@ def _best_split(levels: list[float]) -> int | None:
 def _deviation(values: list[float]) -> float:
     middle = median(values)
     return sum(abs(value - middle) for value in values)
-
-
-def t_quantile(probability: float, freedom: int) -> float:
-    """Student's t: the value that is exceeded with 1 - probability. probability: from 0.5 to below 1."""
-    low, high = 0.0, 1.0
-    while _t_below(high, freedom) < probability:
-        low, high = high, 2 * high
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_below(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
-
-
-def _t_below(t: float, freedom: int) -> float:
-    """P(T <= t) for t >= 0."""
-    return 1 - _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
-
-
-def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function, by its continued fraction (Press et al., Numerical Recipes, 6.4)."""
-    if x <= 0 or x >= 1:
-        return min(max(x, 0.0), 1.0)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x > (a + 1) / (a + b + 2):
-        return 1 - front * _fraction(1 - x, b, a) / b
-    return front * _fraction(x, a, b) / a
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """Lentz's method."""
-    tiny, c = 1e-300, 1.0
-    d = 1 / (1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, 300):
-        for term in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-                     -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
-            d, c = 1 / (1 + term * d or tiny), 1 + term / c or tiny
-            value *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return value

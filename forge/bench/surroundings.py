@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import time
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import forge
 from forge.config import Config
 from forge.errors import UnusableEnvironment
 
@@ -70,39 +65,6 @@ def check_free(config: Config) -> None:
             raise UnusableEnvironment(f"GPU {number} ({device['name']}) has {device['memory_used_mib']:g} MiB in use "
                                       f"by a process that is not seen from here. Wait for it, or choose another with "
                                       f"CUDA_VISIBLE_DEVICES.")
-
-
-def versions() -> dict[str, str | None]:
-    return {"forge": forge.__version__, "python": platform.python_version(),
-            **{name: _version(name) for name in ("torch", "numpy", "hydra-core", "triton")}}
-
-
-def source() -> dict[str, Any] | None:
-    """The commit this code is of, and whether it was changed; None outside of a checkout."""
-    folder = Path(__file__).parents[2]
-    with suppress(OSError, subprocess.SubprocessError):
-        def git(*words: str) -> str:
-            return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10,
-                                  check=True).stdout.strip()
-
-        if Path(git("rev-parse", "--show-toplevel")) == folder:
-            return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
-    return None
-
-
-def processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":")[1].strip()
-    return platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _ask(about: str, fields: list[str]) -> list[list[str]] | None:

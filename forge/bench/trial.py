@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from forge.command_line import CommandLine
-from forge.config import Config, check, conf_dir, realise
+from forge.composition import training_settings
+from forge.config import Config, check, realise
 from forge.errors import ConfigError
 from forge.freeze import freeze
 
@@ -77,7 +76,7 @@ class Composer:
         self.made += 1
         line = (*beside, *words)
         if line not in self._known:         # Hydra takes a quarter of a second for each
-            self._known[line] = _composed([*line, f"run_dir={folder}"])
+            self._known[line] = training_settings([*line, f"run_dir={folder}"])
         settings = copy.deepcopy(self._known[line])
         settings.run_dir = str(folder)
         config = realise(settings, self.allowed)
@@ -113,20 +112,3 @@ def key(word: str) -> str:
 def _plain(name: str) -> str:
     """Fit for a folder."""
     return "".join(sign if sign.isalnum() else "_" for sign in name)[:40].strip("_")
-
-
-def _composed(words: list[str]) -> DictConfig:
-    line = CommandLine.parse(words)
-    outcome: list[DictConfig | Exception] = []
-
-    def job(composed: DictConfig) -> None:
-        try:
-            outcome.append(line.settle(composed)[0])
-        except Exception as error:      # Hydra would print a line of its own before passing it on
-            outcome.append(error)
-
-    line.compose(hydra.main(version_base="1.3", config_path=conf_dir(), config_name="train")(job))
-    (settings,) = outcome
-    if isinstance(settings, Exception):
-        raise settings
-    return settings

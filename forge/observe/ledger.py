@@ -18,6 +18,7 @@ from forge.agreement import total
 from forge.errors import ForgeError
 from forge.hardware import Topology
 from forge.observe import Request
+from forge.observe.finite import finite
 from forge.observe.phases import Phases
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Ledger:
     def _publish(self, record: Record) -> None:
         if self.topology.is_first:
             self._file = self._file or self.path.open("a")
-            self._file.write(json.dumps({name: finite(value) for name, value in record.items()}) + "\n")
+            self._file.write(json.dumps(finite(record)) + "\n")
             self._file.flush()
         for sink in self.sinks:
             sink(record)
@@ -162,11 +163,6 @@ def _imbalance(loads: list[float], shape: tuple[int, ...]) -> float:
     layers, experts = shape
     rows = [loads[layer * experts:(layer + 1) * experts] for layer in range(layers)]
     return max(max(row) * experts / max(sum(row), 1.0) for row in rows)
-
-
-def finite(value: Any) -> Any:
-    """JSON has no word for infinity and NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def drop_after(path: Path, step: int) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import forge
 from forge.observe import Observer
+from forge.observe.finite import finite
 from forge.observe.flops import utilisation
-from forge.observe.ledger import finite
+from forge.observe.origin import processor, versions
 from forge.observe.phases import WARMUP
 from forge.observe.summary import UTILISATION, print_summary, write_report
 from forge.run import Run
@@ -60,29 +58,12 @@ def _memory(run: Run) -> dict[str, Any]:
 
 def _place(run: Run) -> dict[str, Any]:
     device = run.topology.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {"device": {"type": device.type, "name": name, "count": run.topology.world_size},
-            "versions": {"forge": forge.__version__, "python": platform.python_version(), "torch": torch.__version__,
-                         **{package: _version(package) for package in ("numpy", "hydra-core", "triton")}},
-            "choices": run.config.choices}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+            "versions": versions(), "choices": run.config.choices}
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({name: finite(value) for name, value in result.items()}, indent=1) + "\n")
+    partial.write_text(json.dumps(finite(result), indent=1) + "\n")
     os.replace(partial, path)

@@ -19,13 +19,12 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from forge.config import option_of
 from forge.errors import ConfigError, Exit, UnusableEnvironment
 from forge.freeze import owned
 from forge.process import log_to
 from forge.verify import Verify
-from forge.verify.arm import prepare_environment
 from forge.verify.pair import Pair
-from forge.verify.plain import option
 from forge.verify.words import Words, settings
 from forge.words import reporting
 
@@ -40,13 +39,13 @@ def verify(arguments: list[str]) -> Exit:
     as_json = "--json" in arguments
     words = Words.of([word for word in arguments if word != "--json"])
     values = settings(words)
-    how = option("verify", Verify, values, words.allowed)
+    how = option_of("verify", Verify, values, words.allowed)
     pair = Pair.of(words)
     mistakes = list(getattr(how, "problems", lambda config: ())(pair.baseline.config))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     for side in pair.sides[::-1]:
-        prepare_environment(side.config)
+        side.config.prepare_environment()
     with owned(words.run_dir):
         return _compare(how, pair, words.run_dir, values, as_json)
 
@@ -72,7 +71,7 @@ def _compare(how: Verify, pair: Pair, run_dir: Path, values: dict[str, object], 
     finally:
         shutil.rmtree(run_dir / "scratch", ignore_errors=True)
     if as_json:
-        print(json.dumps(record.as_json(), indent=1))
+        print(record.path.read_text(), end="")
     else:
         print_table(record)
     return verdict.exit_code

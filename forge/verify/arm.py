@@ -56,18 +56,11 @@ def work(folder: Path, allowed: tuple[str, ...]) -> Exit:
         with failure.recorded():
             config = load(folder, allowed)
             log_to(folder)
-            prepare_environment(config)
+            config.prepare_environment()
             run(config, folder, read_jobs(folder))
             return Exit.ANSWERED
     except Exception:
         return failure.exit_code or Exit.CRASHED
-
-
-def prepare_environment(config: Config) -> None:
-    """What torch reads when it is imported."""
-    os.environ.update(config.hardware.environment())
-    if config.reproducible:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")     # what cuBLAS needs to repeat its bits
 
 
 def run(config: Config, folder: Path, jobs: list[Job]) -> None:

@@ -14,6 +14,7 @@ from itertools import combinations
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from forge.observe.student import t_interval
 from forge.verify import BY_DESIGN, CANNOT_JUDGE, DIFFERS, SAME_BITS, SAME_METRIC, Verdict
 from forge.verify.changes import kind_of
 from forge.verify.job import Job, found
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 TWIN = "twin"           # the baseline again, from weights that differ by one rounding
 METRICS = {"heldout_loss": "held-out loss", "accuracy": "next-token accuracy"}
-# Student's t, two-sided 95 %, by degrees of freedom; beyond, the value of the last is a little too careful.
-T95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 Trained = dict[str, list[dict[str, Any]]]       # side -> what each seed's training left
 
@@ -61,41 +60,55 @@ def facts(trained: Trained, smooth: int) -> dict[str, Any]:
         values = {name: [float(one[key]) for one in runs] for name, runs in trained.items()}
         apart = {name: _pairs(values["baseline"], others) for name, others in values.items() if name != "baseline"}
         metrics[key] = {"values": values, "pairs": apart, "spread": spread(values["baseline"]),
-                        "interval": {name: interval(pairs) for name, pairs in apart.items()}}
+                        "interval": {name: t_interval(pairs) for name, pairs in apart.items()}}
     return {"metrics": metrics, "curves": curves, "largest_gaps": gaps, "seeds": len(own),
             "same_bits": trained["baseline"] == trained["candidate"]}
 
 
 def _pairs(baseline: list[float], other: list[float]) -> list[float]:
-    return [(after - before) / before if before else math.inf for before, after in zip(baseline, other, strict=True)]
+    """Relative differences: none between 0 and 0, and infinite from 0 to anything else."""
+    return [(after - before) / before if before else math.inf if after else 0.0
+            for before, after in zip(baseline, other, strict=True)]
 
 
 def judge(verify: Converge, pair: Pair, measured: dict[str, Any]) -> Verdict:
     if measured["same_bits"]:
         return Verdict(SAME_BITS, f"All {verify.seeds} pairs of trainings are equal bit for bit over {verify.steps} "
                                   f"steps.")
-    told = "; ".join(_told(name, measured["metrics"][key]) for key, name in METRICS.items())
-    gaps = measured["largest_gaps"]
+    metrics, gaps = measured["metrics"], measured["largest_gaps"]
+    told = "; ".join(_told(name, metrics[key]) for key, name in METRICS.items())
     reason = (f"After {verify.steps} steps, over {verify.seeds} seeds: {told}. The curves lie at most "
               f"{gaps['candidate']:.2g} nats apart, those of two seeds {gaps['seeds']:.2g}.")
-    bounds = [(abs(mean), half) for mean, half in (one["interval"]["candidate"]
-                                                   for one in measured["metrics"].values())]
-    if all(mean + half <= verify.tolerance for mean, half in bounds):
+    bounds = [one["interval"]["candidate"] for one in metrics.values()]
+    if all(abs(mean) + half <= verify.tolerance for mean, half in bounds):
         return Verdict(SAME_METRIC, f"Within {verify.tolerance:.2%}. {reason}")
-    if any(mean - half > verify.tolerance for mean, half in bounds):
+    if any(_beyond(one, verify.tolerance) for one in metrics.values()):
         meant = [change for change in pair.changes if kind_of(change, verify.declared, pair.declared) != "nothing"]
         verdict = f"{BY_DESIGN}: {', '.join(map(str, meant))}" if meant else DIFFERS
         return Verdict(verdict, f"More than {verify.tolerance:.2%} apart. {reason}")
-    return Verdict(CANNOT_JUDGE, f"The pairs differ too much to say whether it is within {verify.tolerance:.2%}: take "
-                                 f"more seeds (verify.seeds={verify.seeds * 2}) or a lower rate. {reason}")
+    why = next(filter(None, map(_incomparable, METRICS.values(), metrics.values())), None)
+    if why is None:
+        why = (f"The pairs differ too much to say whether it is within {verify.tolerance:.2%}: take more seeds "
+               f"(verify.seeds={verify.seeds * 2}) or a lower rate.")
+    return Verdict(CANNOT_JUDGE, f"{why} {reason}")
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """(mean, half the width of its 95 % t interval)"""
-    if len(values) < 2:
-        return fmean(values), math.inf
-    quantile = T95[min(len(values) - 1, len(T95)) - 1]
-    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
+def _beyond(one: dict[str, Any], tolerance: float) -> bool:
+    """Whether a metric differs for certain: by its whole interval, or as a candidate that ends in no number."""
+    mean, half = one["interval"]["candidate"]
+    finite = {side: all(map(math.isfinite, one["values"][side])) for side in ("baseline", "candidate")}
+    return abs(mean) - half > tolerance or (finite["baseline"] and not finite["candidate"])
+
+
+def _incomparable(name: str, one: dict[str, Any]) -> str | None:
+    """Why the baseline's values of a metric give no relative difference, or None where they do."""
+    for seed, (before, pair) in enumerate(zip(one["values"]["baseline"], one["pairs"]["candidate"], strict=True), 1):
+        if not math.isfinite(before):
+            return f"The baseline's {name} is {before} for seed {seed}: there is nothing to compare with."
+        if before == 0 and pair:
+            return (f"The baseline's {name} is 0 for seed {seed}, and nothing is relative to that: train longer "
+                    f"(verify.steps), or judge on more text (verify.batches).")
+    return None
 
 
 def smoothed(losses: list[float], smooth: int) -> list[float]:
@@ -103,8 +116,9 @@ def smoothed(losses: list[float], smooth: int) -> list[float]:
 
 
 def spread(values: list[float]) -> float:
-    """The standard deviation, relative to the mean; not a number for one value."""
-    return stdev(values) / abs(fmean(values)) if len(values) > 1 and fmean(values) else math.nan
+    """The standard deviation, relative to the mean; not a number where there is none."""
+    known = len(values) > 1 and fmean(values) and all(map(math.isfinite, values))
+    return stdev(values) / abs(fmean(values)) if known else math.nan
 
 
 def largest_gap(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
@@ -116,10 +130,13 @@ def largest_gap(pairs: Iterable[tuple[list[float], list[float]]]) -> float:
 def _told(name: str, one: dict[str, Any]) -> str:
     baseline, candidate = (fmean(one["values"][side]) for side in ("baseline", "candidate"))
     mean, half = one["interval"]["candidate"]
-    noise = f"the seeds alone spread {one['spread']:.3%}"
-    if TWIN in one["pairs"]:
-        noise = f"one rounding of the weights alone makes up to {max(map(abs, one['pairs'][TWIN])):.3%}, {noise}"
-    return f"{name} {candidate:.4f} against {baseline:.4f}, {mean:+.3%} +- {half:.3%} ({noise})"
+    apart = f"{mean:+.3%} +- {half:.3%}" if math.isfinite(mean) else "no relative difference"
+    noise = []
+    if TWIN in one["pairs"] and all(map(math.isfinite, one["pairs"][TWIN])):
+        noise.append(f"one rounding of the weights alone makes up to {max(map(abs, one['pairs'][TWIN])):.3%}")
+    if math.isfinite(one["spread"]):
+        noise.append(f"the seeds alone spread {one['spread']:.3%}")
+    return f"{name} {candidate:.4f} against {baseline:.4f}, {apart}" + (f" ({', '.join(noise)})" if noise else "")
 
 
 def _foreign(verify: Converge, pair: Pair, foreign: list[str]) -> Verdict:

@@ -128,7 +128,7 @@ class Examination:
             inseparable = (f"The number formats differ, and the baseline cannot take the candidate's "
                            f"({self.alike_refused}): compare in one format, and the formats apart.")
         verdict = conclude(Findings(passes, foreign, kinds, self.verify.largest_baseline_error, inseparable))
-        if passes and verdict.verdict == DIFFERS:
+        if verdict.verdict == DIFFERS and any(not one.fine for name, one in passes.items() if name != "update"):
             precision = "float32" if self._has_maths() else "own"
             module = self.record.first_module = first_module(self.verify, self.pair, self._job, self.plain, precision)
             if module:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from forge.agreement import all_agree, total
 from forge.build import build
-from forge.config import Config
+from forge.config import Config, option_of
 from forge.evaluation.none import NoEvaluation
 from forge.optimizer import Outcome
 from forge.precision import Precision
@@ -22,7 +22,7 @@ from forge.precision.fp32 import FP32
 from forge.snapshot.none import NoSnapshot
 from forge.tracker import Trackers
 from forge.verify.float64 import Float64
-from forge.verify.plain import option, plain_options
+from forge.verify.plain import plain_options
 from forge.verify.trace import Trace
 from forge.verify.uneven import Uneven
 
@@ -60,7 +60,7 @@ def adjusted(config: Config, job: Job) -> Config:
     """The configuration with the job's rows, number format and plain options, and nobody who looks on."""
     made: dict[str, Callable[[], Any]] = {
         "own": lambda: config.precision, "float32": FP32, "float64": Float64,
-        "given": lambda: option("precision", Precision, job.given, tuple(job.allowed))}
+        "given": lambda: option_of("precision", Precision, job.given, tuple(job.allowed))}
     return replace(config, precision=made[job.precision](), global_batch=job.rows, micro_batch=job.micro_batch,
                    batching=Uneven(config.batching), evaluation=NoEvaluation(), snapshot=NoSnapshot(),
                    tracker=Trackers(1, {}), resume=None, **plain_options(job.plain))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from forge.command_line import CommandLine
-from forge.config import Config, check, conf_dir, realise
+from forge.composition import training_settings
+from forge.config import Config, check, realise
 from forge.errors import ConfigError
 from forge.verify.changes import Change, changes
 from forge.verify.words import Words
@@ -62,34 +60,13 @@ class Pair:
 
 def _side(name: str, own: list[str], words: Words, scratch: Path, dropout_touched: bool) -> Side:
     folder = scratch / name
-    settings = compose([*words.shared, *own, f"run_dir={folder}"])
+    settings = training_settings([*words.shared, *own, f"run_dir={folder}"])
     if not dropout_touched and settings.model.get("dropout"):
         settings.model.dropout = 0.0    # what a kernel draws is its own, so paths that draw cannot be compared
     settings.resume = None
     config = realise(settings, words.allowed)
     check(config)
     return Side(name, settings, config, folder)
-
-
-def compose(words: list[str]) -> DictConfig:
-    """The settings that forge.train would freeze for these words. Raises ConfigError."""
-    line = CommandLine.parse(words)
-    found: list[DictConfig | Exception] = []
-
-    def job(composed: DictConfig) -> None:
-        try:
-            found.append(line.settle(composed)[0])
-        except Exception as error:      # Hydra would print a line of its own before passing it on
-            found.append(error)
-
-    typed = sys.argv[1:]
-    try:
-        line.compose(hydra.main(version_base="1.3", config_path=conf_dir(), config_name="train")(job))
-    finally:
-        sys.argv[1:] = typed
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
 
 
 def _notes(baseline: Side, candidate: Side, found: list[Change]) -> list[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import platform
-import subprocess
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import forge
+from forge.observe import origin
+from forge.observe.finite import finite
 from forge.verify.rule import Compared, Distance
 
 if TYPE_CHECKING:
@@ -36,6 +33,8 @@ class Record:
     verdict: Verdict | None = None
     status: str = "running"
     error: str | None = None
+    versions: dict[str, str | None] = field(default_factory=lambda: origin.versions() | _cuda())
+    commit: str | None = field(default_factory=origin.commit)
 
     def note(self, name: str, found: Any) -> None:
         """A pass that is done is on disk, whatever becomes of the next."""
@@ -46,13 +45,16 @@ class Record:
         self.verdict, self.status = verdict, "finished"
         self.write()
 
-    def write(self) -> None:
-        path = self.run_dir / "result.json"
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(_finite(self.as_json()), indent=1) + "\n")
-        os.replace(partial, path)
+    @property
+    def path(self) -> Path:
+        return self.run_dir / "result.json"
 
-    def as_json(self) -> dict[str, Any]:
+    def write(self) -> None:
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps(finite(self.facts(), str), indent=1, allow_nan=False) + "\n")
+        os.replace(partial, self.path)
+
+    def facts(self) -> dict[str, Any]:
         from forge.verify.pair import plain_settings
 
         verdict = self.verdict
@@ -67,7 +69,7 @@ class Record:
             "passes": {name: as_plain(found) for name, found in self.passes.items()},
             "settings": self.settings,
             "configs": {side.name: plain_settings(side.settings) for side in self.pair.sides},
-            "versions": versions(), "device": _device(), "commit": commit()}
+            "versions": self.versions, "device": _device(), "commit": self.commit}
 
 
 def as_plain(found: Any) -> Any:
@@ -84,23 +86,10 @@ def as_plain(found: Any) -> Any:
             "tensors": [_distance(one) for one in found.tensors]}
 
 
-def versions() -> dict[str, str | None]:
+def _cuda() -> dict[str, str | None]:
     import torch
 
-    return {"forge": forge.__version__, "python": platform.python_version(), "torch": torch.__version__,
-            "cuda": torch.version.cuda, **{package: _version(package) for package in ("numpy", "hydra-core", "triton")}}
-
-
-def commit() -> str | None:
-    """The commit this code is of, with a + where files were changed since; None outside a checkout."""
-    here = Path(__file__).parents[2]
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True,
-                               timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
+    return {"cuda": torch.version.cuda}
 
 
 def _device() -> dict[str, Any]:
@@ -108,24 +97,8 @@ def _device() -> dict[str, Any]:
 
     if torch.cuda.is_available():
         return {"type": "cuda", "name": torch.cuda.get_device_name(), "count": torch.cuda.device_count()}
-    return {"type": "cpu", "name": platform.processor() or platform.machine(), "count": 1}
+    return {"type": "cpu", "name": origin.processor(), "count": 1}
 
 
 def _distance(one: Distance) -> dict[str, Any]:
     return {**asdict(one), "ratio": one.ratio, "fine": one.fine}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity: it is written as text, and null stays what was not measured."""
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

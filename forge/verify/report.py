@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.verify.rule import Compared
 
@@ -62,7 +62,8 @@ def write_report(record: Record) -> None:
         text += [f"| {' | '.join(row)} |" for row in rows(record)] + ["", LEGEND, ""]
     for name, one in record.passes.items():
         text += _tensors(name, one) if isinstance(one, Compared) else []
-    text += ["## Where", "", ", ".join(f"{name} {number}" for name, number in _versions(record).items() if number), ""]
+    made_by = {**record.versions, "commit": record.commit}
+    text += ["## Where", "", ", ".join(f"{name} {number}" for name, number in made_by.items() if number), ""]
     (record.run_dir / "report.md").write_text("\n".join(text))
 
 
@@ -75,12 +76,6 @@ def _tensors(name: str, one: Compared) -> list[str]:
     return [f"## {name}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(
         f"| {each.name} | {each.update} | {each.elements} | {_short(each.baseline)} | {_short(each.candidate)} | "
         f"{_short(each.allowed)} | {_short(each.apart)} |" for each in near), ""]
-
-
-def _versions(record: Record) -> dict[str, Any]:
-    from forge.verify.record import commit, versions
-
-    return {**versions(), "commit": commit()}
 
 
 def _short(value: float | None) -> str:

@@ -9,18 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from forge.command_line import dotted, in_a_sentence
-from forge.config import conf_dir
+from forge.command_line import FOLDERS
+from forge.composition import own_settings
 from forge.errors import ConfigError
-from forge.schema import did_you_mean
 from forge.words import OWN, packages
-
-FOLDERS = ("--config-dir", "-cd")
 
 
 @dataclass(frozen=True)
@@ -70,25 +62,7 @@ class Words:
 
 def settings(words: Words) -> dict[str, Any]:
     """The values of the verify group, as Hydra composes them. Raises ConfigError."""
-    search = [f"hydra.searchpath=[{','.join(f'file://{Path(folder).absolute()}' for folder in words.folders)}]"]
-    try:
-        with initialize_config_dir(conf_dir(), version_base="1.3"):
-            made = compose("verify", (search if words.folders else []) + words.verify)
-        plain = OmegaConf.to_container(made.verify, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_sentence(error, words)) from None
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
-def _sentence(error: Exception, words: Words) -> str:
-    key = re.search(r"Could not override '([^']+)'", str(error))
-    if key is None:
-        return in_a_sentence(error)
-    choice = [word for word in words.verify if word.partition("=")[0] == "verify"]
-    with initialize_config_dir(conf_dir(), version_base="1.3"):
-        known = list(dotted(compose("verify", choice)))
-    return f"{key.group(1)} is not a setting.{did_you_mean(key.group(1), known)}"
+    return own_settings("verify", "verify", words.verify, words.folders)
 
 
 def _split(text: str) -> list[str]:

@@ -7,7 +7,7 @@ import random
 
 from forge.bench.__main__ import run
 from forge.bench.resident import ArmFailed
-from forge.bench.trial import _composed as compose_anew
+from forge.composition import training_settings
 from forge.errors import Exit, ForgeError
 
 WORDS = ["hardware=cpu", "global_batch=8", "sequence_length=32"]
@@ -67,11 +67,11 @@ COMPOSED = {}       # Hydra takes a quarter of a second for each configuration
 
 
 def composed(words):
-    """forge.bench.trial's own, each line once."""
+    """training_settings, each line once."""
     place = words[-1].removeprefix("run_dir=")
     line = tuple(words[:-1])
     if line not in COMPOSED:
-        COMPOSED[line] = compose_anew(words)
+        COMPOSED[line] = training_settings(words)
     settings = copy.deepcopy(COMPOSED[line])
     settings.run_dir = place
     return settings
@@ -80,7 +80,7 @@ def composed(words):
 def bench(monkeypatch, folder, machine, *words):
     """(exit code or error, result.json) of a bench on a simulated machine."""
     monkeypatch.setattr("forge.bench.session.Arm", machine.arm)
-    monkeypatch.setattr("forge.bench.trial._composed", composed)
+    monkeypatch.setattr("forge.bench.trial.training_settings", composed)
     monkeypatch.setattr("forge.bench.proof.find_spec", lambda name: None)
     try:
         code = run([*WORDS, *words, f"run_dir={folder}"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from simulated import Machine, bench, rows_of
 
+from forge.bench.ablation import ALL, overlap
 from forge.bench.turns import Turn, mirrored, take_blocks
 from forge.errors import Exit
 
@@ -33,8 +34,28 @@ def test_each_switch_is_measured_alone_together_and_left_out(on, capsys):
     assert rows["without operators=handwritten"]["verdict"] == "slower"
     assert result["floor"] < result["smallest_provable_gain"] + 1e-9 < 0.01
     assert result["overlap"]["product_of_singles"] == pytest.approx(result["overlap"]["all"], abs=0.01)
+    assert result["overlap"]["verdict"] == "not proven", "all together gain nothing"
     shown = capsys.readouterr().out
     assert "operators=handwritten" in shown and "faster" in shown and "unverified" in shown
+    assert "help each other cannot be told from this noise" in shown
+
+
+def gained(kind, log_mean, verdict, half=0.01, name=ALL):
+    return {"kind": kind, "name": name, "status": "measured", "verdict": verdict,
+            "gain": {"estimate": math.expm1(log_mean), "log_mean": log_mean, "log_half_width": half}}
+
+
+@pytest.mark.parametrize(("singles", "together", "verdict", "floor", "found"), [
+    ([0.2, 0.2], 0.3, "faster", 0.01, "overlap"), ([0.2, 0.2], 0.5, "faster", 0.01, "help"),
+    ([-0.2, -0.1], -0.1, "slower", 0.01, "help"), ([-0.2, -0.1], -0.1, "not proven", 0.01, "not proven"),
+    ([0.2, 0.2], 0.385, "faster", 0.01, "not proven"), ([0.2, 0.2], 0.385, "faster", 0.001, "not proven"),
+    ([0.2, 0.2], 0.38, "faster", 0.001, "overlap"), ([0.2, 0.2], 0.3, "faster", 0.1, "not proven"),
+    ([0.2, 0.2], 0.3, "faster", None, "not proven")])
+def test_switches_overlap_where_more_than_noise_says_so(singles, together, verdict, floor, found):
+    rows = [*(gained("alone", single, "faster", name=str(place)) for place, single in enumerate(singles)),
+            gained("all", together, verdict)]
+    assert overlap(rows, floor)["verdict"] == found
+    assert overlap(rows[:-1], floor) is None
 
 
 def test_only_two_arms_hold_memory_at_once(on):
@@ -175,6 +196,20 @@ def test_a_path_compares_with_the_one_before_and_with_the_first(on):
     assert after["over_first"]["estimate"] == pytest.approx(1.5, abs=0.03)
     assert rows["operators=handwritten"]["gain"]["estimate"] == pytest.approx(0.0, abs=0.01)
     assert rows["operators=handwritten"]["over_first"]["estimate"] == pytest.approx(1.5, abs=0.03)
+
+
+def test_a_step_of_a_path_is_verified_against_what_it_was_held_against(on, monkeypatch):
+    asked = []
+
+    def prove(trial, baseline, seconds):
+        asked.append((trial.name, baseline.name))
+        return {"verify": "same maths", "verify_reason": None}
+
+    monkeypatch.setattr("forge.bench.proof.prove", prove)
+    _, result = on(Machine(fails={"model.width=64": ("start", "OutOfMemoryError: too large")}), "bench=path",
+                   "bench.path=[loss=plain,attention=eager,model.width=64,loss=chunked]", "bench.verify=true")
+    assert asked == [("attention=eager", "loss=plain"), ("loss=chunked", "attention=eager")]
+    assert rows_of(result)["loss=chunked"]["verify"] == "same maths"
 
 
 def test_a_path_can_hold_two_arms_only(on):

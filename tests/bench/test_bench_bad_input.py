@@ -74,7 +74,7 @@ def test_the_command_s_own_words(typed, words, said):
     (["bench.micro=nowhere"], "bench.micro=nowhere cannot be read"),
 ])
 def test_the_words_of_baseline_and_switches(typed, words, said, monkeypatch):
-    monkeypatch.setattr("forge.bench.trial._composed", composed)
+    monkeypatch.setattr("forge.bench.trial.training_settings", composed)
     monkeypatch.setattr("forge.bench.record.Record.write", lambda record: None)
     monkeypatch.setattr("forge.bench.__main__.write_report", lambda path, result: None)
     code, told = typed(CPU, *words)

@@ -85,6 +85,29 @@ def test_the_record_says_where_it_has_no_picture(record):
     assert (result["picture_reason"] is None) == (run_dir / "ablation.png").exists()
 
 
+def test_the_colour_says_what_a_bar_means_for_the_switch(monkeypatch, tmp_path):
+    """A switch that is missed where it is left out is good news, though the bar says slower."""
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn, barh, legends = {}, axes.barh, []
+
+    def noted(self, height, value, color, label, **more):
+        drawn[height] = (color, label)
+        return barh(self, height, value, color=color, label=label, **more)
+
+    monkeypatch.setattr(axes, "barh", noted)
+    monkeypatch.setattr("matplotlib.figure.Figure.legend", lambda self, **more: legends.append(
+        self.axes[0].get_legend_handles_labels()[1]))
+    cases = [("alone", "faster"), ("alone", "slower"), ("left out", "slower"), ("left out", "faster"),
+             ("left out", "slower"), ("left out", "not proven")]
+    rows = [{"name": f"{kind} {verdict}", "kind": kind, "verdict": verdict,
+             "gain": {"estimate": 0.1, "low": None, "high": None}} for kind, verdict in cases]
+    assert draw({"mode": "ablation", "rows": rows, "device": None, "processor": "x"}, tmp_path) is None
+    assert [colour for colour, _ in drawn.values()] == ["tab:green", "tab:red", "tab:orange", "tab:purple",
+                                                        "tab:orange", "tab:grey"]
+    assert legends == [["faster", "slower", "slower without it: worth keeping", "faster without it: better left out",
+                        "not proven"]]
+
+
 @pytest.mark.parametrize(("kernel", "name"), [
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>, true>(Params)", "flash_fwd_kernel"),
     ("cudnn_generated_fort_native_sdpa_sm90", "cudnn_generated_fort_native_sdpa_sm90"),

@@ -9,17 +9,17 @@ import pytest
 from conftest import TINY
 from omegaconf import DictConfig
 
-import forge.verify.pair
+from forge.composition import training_settings
 from forge.verify.__main__ import verify
 
-compose, composed = forge.verify.pair.compose, {}
+composed = {}
 
 
 def compose_once(words: list[str]) -> DictConfig:
     """Hydra takes longer than all that is computed, and most comparisons have a baseline in common."""
     key = tuple(word for word in words if not word.startswith("run_dir="))
     if key not in composed:
-        composed[key] = compose(words)
+        composed[key] = training_settings(words)
     settings = composed[key].copy()
     settings.run_dir = next(word.partition("=")[2] for word in words if word.startswith("run_dir="))
     return settings
@@ -47,7 +47,7 @@ def compare(run_dir: Path, *words: str, common: list[str] = (), baseline: str = 
     flags = ["--config-dir", f"{outside}/conf", f"allowed_packages={allowed}"] if outside else []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["forge.verify"])
-        patch.setattr(forge.verify.pair, "compose", compose_once)
+        patch.setattr("forge.verify.pair.training_settings", compose_once)
         if outside:
             patch.syspath_prepend(outside)
             patch.setenv("PYTHONPATH", f"{outside}:{Path(__file__).parents[2]}")

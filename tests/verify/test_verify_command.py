@@ -125,6 +125,16 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "nothing is written before all is checked"
 
 
+def test_json_prints_what_was_written_and_knows_no_infinity(shards, tmp_path, capsys):
+    """A gradient that one side lacks is infinitely far away."""
+    frozen = "optimizer.groups=[{match: head.weight, lr_scale: 1.0, weight_decay: null, frozen: true}]"
+    answer = compare(tmp_path / "run", frozen, "--json", common=shards)
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "run" / "result.json").read_text()
+    assert json.loads(printed, parse_constant=pytest.fail) == answer.result
+    assert answer.result["passes"]["maths"]["first_different"]["candidate"] == "inf"
+
+
 def test_a_finished_comparison_is_not_written_over_and_a_broken_one_is_made_again(shards, tmp_path, monkeypatch):
     crash = [True]
 

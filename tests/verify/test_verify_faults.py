@@ -5,6 +5,8 @@ import pytest
 from comparing import compare
 from planted import plant
 
+import forge.verify.examine
+
 GELU = ["model.routing=null", "model.activation=gelu", "model.init_std=0.2"]
 CUT = ["micro_batch=4"]         # of 12 rows: three micro-batches
 
@@ -39,6 +41,18 @@ def test_an_optimizer_that_decays_too_much_is_seen_in_the_update_alone(shards, t
     assert passes["maths"]["same_bits"] and not passes["update"]["within_rule"]
     assert answer.verdict == "differs by design: optimizer = adamw -> carefree"
     assert passes["update"]["first_different"]["name"] == "blocks.0.attention_norm.weight"
+
+
+def test_modules_are_asked_only_where_forward_or_backward_is_wrong(shards, tmp_path, monkeypatch):
+    """An optimizer's update is no module's."""
+    asked = []
+    monkeypatch.setattr(forge.verify.examine, "first_module", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(forge.verify.examine, "kind_of", lambda *arguments: "nothing")
+    for words, right in ((["optimizer.lr=0.00301"], True), (["optimizer.lr=0.00301", "model.eps=1e-3"], False)):
+        answer = compare(tmp_path / str(right), *words, common=shards)
+        passes = answer.result["passes"]
+        assert answer.verdict == "differs" and not passes["update"]["within_rule"]
+        assert passes["maths"]["within_rule"] == right and len(asked) == (not right)
 
 
 def test_a_baseline_that_never_repeats_itself_proves_nothing(shards, tmp_path):

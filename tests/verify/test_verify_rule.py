@@ -10,7 +10,6 @@ from conftest import composed
 from forge.config import realise
 from forge.verify.changes import Change, changes, kind_of
 from forge.verify.conclude import Findings, conclude
-from forge.verify.curves import interval
 from forge.verify.pair import Share, shares
 from forge.verify.rule import Compared, Distance, Few, Rule
 
@@ -138,9 +137,3 @@ def test_rows_keep_the_proportions_of_the_run(baseline, candidate, wanted):
     assert shares(*sides, rows=2, most_micro_batches=8) == wanted
     for share, side in zip(wanted, sides, strict=True):
         assert share.rows % (share.micro_batch * side.hardware.processes) == 0
-
-
-def test_an_interval_is_students():
-    mean, half = interval([1.0, 2.0, 3.0])
-    assert mean == 2.0 and half == pytest.approx(4.303 / math.sqrt(3))
-    assert interval([1.0])[1] == math.inf
