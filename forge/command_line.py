@@ -69,6 +69,9 @@ class CommandLine:
                 raise ConfigError(f"{word}: write it without the plus, {word[1:]}")
             if _key(word) in (*groups(), "experiment") and _key(word) != "tracker" and _value(word).startswith("["):
                 raise ConfigError(f"{word}: a group takes one option; only tracker takes a list.")
+            if _key(word) in (*groups(), "experiment") and _value(word) in ("null", "None", "~"):
+                raise ConfigError(f"{word}: the name of an option is wanted (python -m forge.train --help lists them); "
+                                  f"leave the word out for the default.")
         if base and any(_key(word) == "experiment" for word in overrides):
             raise ConfigError("from= and resume= start from a run's own settings, and experiment= from others: give "
                               "one of them.")
@@ -117,6 +120,11 @@ class CommandLine:
         if done >= config.last_step:
             raise ConfigError(f"resume={self.base}: the run is at step {done} already, and steps={config.steps}, "
                               f"stop_at={config.stop_at} end it there. Raise them to go on.")
+
+    def went_no_further(self) -> bool:
+        """Whether a resumed run has no snapshot behind the one that it went on from."""
+        found = whole_snapshots(self.base) if self.base else []
+        return bool(found) and found[-1].absolute() == self.snapshot
 
     def note_unused(self, config: Config) -> None:
         """Say which options were asked for that the model has no use for."""

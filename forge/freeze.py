@@ -13,22 +13,25 @@ from omegaconf import DictConfig, OmegaConf
 from forge.errors import ConfigError, UnusableEnvironment
 
 
-def freeze(settings: DictConfig, run_dir: Path) -> None:
+def freeze(settings: DictConfig, run_dir: Path) -> Path | None:
     """Write run_dir/config.yaml. Interpolations stay literal.
 
-    A resumed run keeps the configuration it had as config.before_<snapshot>.yaml. Raises ConfigError where the
-    directory holds another run, UnusableEnvironment where it cannot be written.
+    A resumed run keeps the configuration it had as config.before_<snapshot>.yaml, whose path is returned. Raises
+    ConfigError where the directory holds another run, UnusableEnvironment where it cannot be written.
     """
     frozen = run_dir / "config.yaml"
     begun = any((run_dir / name).exists() for name in ("metrics.jsonl", "snapshots", "result.json"))
+    kept = None
     goes_on = settings.resume is not None and Path(settings.resume).resolve().is_relative_to(run_dir.resolve())
     if frozen.exists() and begun and not goes_on:
         raise ConfigError(f"run_dir={run_dir} already holds a run: name another, or go on with resume={run_dir}")
     try:
         if frozen.exists() and goes_on:
-            _replace(run_dir / f"config.before_{Path(settings.resume).name}.yaml", frozen.read_text())
+            kept = run_dir / f"config.before_{Path(settings.resume).name}.yaml"
+            _replace(kept, frozen.read_text())
         run_dir.mkdir(parents=True, exist_ok=True)
         _replace(frozen, OmegaConf.to_yaml(settings, resolve=False))
+        return kept
     except OSError as error:
         raise UnusableEnvironment(f"run_dir={run_dir} cannot be written: {error.strerror}.") from None
 

@@ -24,7 +24,8 @@ def structure(schema: type, values: dict[str, Any], path: str, mistakes: list[st
     hints = get_type_hints(schema)
     before = len(mistakes)
     mistakes += [_unknown(key, fields, path) for key in values if key not in fields]
-    mistakes += [f"{_join(path, name)} is not set, and has no default: state it in the YAML of this option."
+    mistakes += [f"{_join(path, name)} is not set, and has no default: state it in the YAML of this option, "
+                 f"or type it (a run that was frozen before this setting existed wants that)."
                  for name in sorted(fields - values.keys())]
     arguments = {name: convert(hints[name], values[name], _join(path, name), mistakes)
                  for name in fields & values.keys()}

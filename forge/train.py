@@ -63,8 +63,11 @@ def start(composed: DictConfig, line: CommandLine) -> Exit:
     line.check_ahead(config)
     line.note_unused(config)
     with owned(run_dir):
-        freeze(settings, run_dir)
-        return config.launch(run_dir, config, line.allowed)
+        replaced = freeze(settings, run_dir)
+        code = config.launch(run_dir, config, line.allowed)
+        if replaced and code is Exit.USAGE and line.went_no_further():
+            os.replace(replaced, run_dir / "config.yaml")       # the workers refused it: the run is as it was
+        return code
 
 
 if __name__ == "__main__":

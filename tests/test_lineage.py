@@ -104,3 +104,15 @@ def test_three_ranks_resume_to_the_same_bits(shards, tmp_path):
              for folder in (tmp_path / "whole", tmp_path / "resumed")]
     assert files[0]["model.safetensors"] == files[1]["model.safetensors"]
     assert files[0]["update.safetensors"] == files[1]["update.safetensors"]
+
+
+@pytest.mark.dist
+def test_a_resume_that_the_workers_refuse_leaves_the_run_as_it_was(shards, tmp_path):
+    """Whether a snapshot fits the options is known only where its tensors are read, after the run is frozen."""
+    run = train_apart(tmp_path / "run", *shards, "steps=2", "snapshot=inline")
+    before = (run.run_dir / "config.yaml").read_text()
+    refused = forge("train", f"resume={run.run_dir}", "steps=3", "precision=bf16_master")
+    assert refused.returncode == 2 and "no float32 masters" in refused.stderr, refused.stderr
+    assert (run.run_dir / "config.yaml").read_text() == before
+    assert not list(run.run_dir.glob("config.before_*"))
+    assert forge("train", f"resume={run.run_dir}", "steps=3").returncode == 0
