@@ -12,6 +12,7 @@ from forge.config import Config, check
 from forge.errors import ConfigError
 from forge.precision.fp32 import FP32
 from forge.verify import DIFFERS, Verdict
+from forge.verify.called import never_called, watchable
 from forge.verify.changes import kind_of
 from forge.verify.conclude import Findings, conclude
 from forge.verify.distances import Files, compared, noise
@@ -42,6 +43,8 @@ class Examination:
         one, other = (side.config for side in self.pair.sides)
         self.reformatted = one.precision != other.precision
         self.alike_refused = refusal(one, other.precision)
+        self.watch = watchable(change.group for change in self.pair.changes
+                               if change.group not in other.model.unused())
         self.plain = {"compile": "none"} | {
             group: twins[option] for group, twins in self.verify.plain.items()
             if (option := str(self.pair.baseline.config.choices.get(group))) in twins}
@@ -52,7 +55,7 @@ class Examination:
         baseline = do(self.pair.baseline, [
             self._job("baseline", "reference", precision="float64", plain=self.plain), *self._passes("baseline", names),
             self._job("baseline", "again"), *self._alike()], self.pair.allowed)
-        candidate = do(self.pair.candidate, self._passes("candidate", names), self.pair.allowed)
+        candidate = do(self.pair.candidate, self._watched(self._passes("candidate", names)), self.pair.allowed)
         foreign: list[str] = found(candidate, names[0]).get("foreign", [])
         if foreign:
             return self._conclude({}, foreign)
@@ -67,8 +70,9 @@ class Examination:
         for name, one in passes.items():
             self.record.note(name, one)
         if self._optimizer_changed():
-            passes["update"] = compare_updates(self.verify, self.pair, self._job, baseline / names[0])
+            passes["update"] = compare_updates(self.verify, self.pair, self._job, baseline / names[0], self.watch)
             self.record.note("update", passes["update"])
+        self._say_what_was_not_called(candidate)
         return self._conclude(passes, [])
 
     def _names(self) -> list[str]:
@@ -112,6 +116,16 @@ class Examination:
     def _optimizer_changed(self) -> bool:
         one, other = (side.config for side in self.pair.sides)
         return (one.optimizer, one.schedule, one.steps) != (other.optimizer, other.schedule, other.steps)
+
+    def _say_what_was_not_called(self, candidate: Path) -> None:
+        figures = [found(candidate, folder.parent.name) for folder in sorted(candidate.glob("*/figures.json"))]
+        self.record.notes.extend(never_called(one["calls"] for one in figures))
+
+    def _watched(self, passes: list[Job]) -> list[Job]:
+        """The candidate's passes, of which the last notes what it calls. What is compiled calls nothing by itself."""
+        if not self.watch or str(self.pair.candidate.config.choices.get("compile")) == "none":
+            return [*passes[:-1], replace(passes[-1], watch=self.watch)]
+        return [*passes, self._job("candidate", "called", updates=1, plain={"compile": "none"}, watch=self.watch)]
 
     def _say_what_cannot_be(self) -> None:
         for side, why in self.no_float32.items():

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Ask = Callable[..., Job]
 
 
-def compare_updates(verify: Gradients, pair: Pair, ask: Ask, gradients: Path) -> Compared:
-    """gradients: the folder of a pass of the baseline, whose first update's gradients both are fed."""
+def compare_updates(verify: Gradients, pair: Pair, ask: Ask, gradients: Path, watch: list[str]) -> Compared:
+    """gradients: the folder of a pass of the baseline, whose first update's gradients both are fed. watch: see Job."""
     fed = {"what": "update", "gradients": str(gradients / "update_1.safetensors"), "factors": verify.factors}
-    folders = [do(side, [ask(side.name, "update_64", precision="float64", **fed),
+    folders = [do(side, [ask(side.name, "update_64", precision="float64", watch=watch, **fed),
                          ask(side.name, "update_own", precision="own", **fed)], pair.allowed) for side in pair.sides]
     allowed = verify.update_roundings * EPS["float32"]
     tensors, norm = _distances(folders, allowed)

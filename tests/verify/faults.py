@@ -159,3 +159,20 @@ class Option(AdamW):
             group["weight_decay"] = self.weight_decay
         return made
 """
+
+LOUDER = """
+from dataclasses import dataclass
+from forge.operators import layers
+from forge.operators.native import Native
+
+class Louder(layers.FeedForward):
+    def forward(self, x):
+        return super().forward(x) * 1.001
+
+@dataclass(frozen=True)
+class Option(Native):
+    '''A feed-forward that gives a thousandth too much.'''
+
+    def feed_forward(self, width, hidden, activation, bias):
+        return Louder(width, hidden, layers.NATIVE[activation](hidden), activation == "swiglu", bias)
+"""

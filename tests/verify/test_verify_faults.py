@@ -43,6 +43,18 @@ def test_an_optimizer_that_decays_too_much_is_seen_in_the_update_alone(shards, t
     assert passes["update"]["first_different"]["name"] == "blocks.0.attention_norm.weight"
 
 
+def test_a_part_that_the_model_never_uses_is_said_to_be_unshown(shards, tmp_path):
+    """Its feed-forwards are experts: with a dense model the same option is found."""
+    allowed = plant(tmp_path, "operators", "louder", faults.LOUDER)
+    planted = {"outside": tmp_path, "allowed": allowed}
+    said = "operators: this model never calls feed_forward of it, so nothing is shown about that part."
+    answer = compare(tmp_path / "experts", "operators=louder", common=shards, **planted)
+    assert answer.verdict == "same bits" and said in answer.result["notes"]
+    assert said in (tmp_path / "experts" / "report.md").read_text()
+    dense = compare(tmp_path / "dense", "operators=louder", common=[*shards, "model.routing=null"], **planted)
+    assert dense.verdict == "differs" and not any("never calls" in note for note in dense.result["notes"])
+
+
 def test_modules_are_asked_only_where_forward_or_backward_is_wrong(shards, tmp_path, monkeypatch):
     """An optimizer's update is no module's."""
     asked = []
