@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def measure_gradients(config: Config, job: Job, topology: Topology, out: Path) -> dict[str, Any]:
     """Leaves update_<n>.safetensors: every gradient by name, without the loss scale.
 
-    Returns "updates": the loss, terms and targets of each, "modules": see Trace, and "calls": see watched. Where the weights
-    of the other side do not fit this model, only "foreign": in what they differ.
+    Returns "updates": the loss, terms and targets of each, "modules": see Trace, and "calls": see watched. Where the
+    weights of the other side do not fit this model, only "foreign": in what they differ.
     """
     config, calls = watched(adjusted(config, job), job.watch)
     with build(config, topology, out) as (trainer, run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge.verify.conclude import UPDATES
 from forge.verify.rule import Compared
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def rows(record: Record) -> list[tuple[str, ...]]:
 
 def _row(name: str, one: Compared) -> tuple[str, ...]:
     loss = max((distance.apart for distance in one.losses), default=None)
-    of_truth = ("-", "-") if name == "update" else (_short(one.baseline_error), _short(one.candidate_error))
+    of_truth = ("-", "-") if name in UPDATES else (_short(one.baseline_error), _short(one.candidate_error))
     if one.bits:
         return (name, "-" if loss is None else "same bits", "same bits", *of_truth, _short(one.ratio), "-")
     return (name, _short(loss), _short(one.effect), *of_truth, _short(one.ratio),

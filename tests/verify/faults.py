@@ -176,3 +176,25 @@ class Option(Native):
     def feed_forward(self, width, hidden, activation, bias):
         return Louder(width, hidden, layers.NATIVE[activation](hidden), activation == "swiglu", bias)
 """
+
+FIRST_ROW = """
+from dataclasses import dataclass
+from forge.attention.sdpa import SDPA
+
+@dataclass(frozen=True)
+class Option(SDPA):
+    '''All rows look at the values of the first.'''
+
+    def __call__(self, q, k, v, plan, dropout):
+        return super().__call__(q, k, v[:1].expand_as(v), plan, dropout)
+"""
+
+LEAVING = """
+from dataclasses import dataclass
+from forge.operators.native import Native
+
+@dataclass(frozen=True)
+class Option(Native):
+    def norm(self, width, kind, eps):
+        raise SystemExit(3)
+"""
