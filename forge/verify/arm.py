@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    leave(Exit.INTERRUPTED)             # nothing here is worth saving; other ranks may wait in a collective
+    # nothing here is worth saving; other ranks may wait in a collective
+    leave(Exit.INTERRUPTED if number == signal.SIGINT else Exit.STOPPED)
 
 
 def work(folder: Path, allowed: tuple[str, ...]) -> Exit:

@@ -26,13 +26,15 @@ UPDATES = ("update", "stored")
 class Findings:
     """passes: maths and deployed, and where it applies precision and update. foreign: how the weights of the two
     models differ. kinds: each change with what it is declared to change. limit: of the baseline's error, in eps.
-    inseparable: why a difference of options cannot be told from one of number formats, or None."""
+    inseparable: why a difference of options cannot be told from one of number formats, or None.
+    updates: that optimizers made of the gradients they were fed."""
 
     passes: dict[str, Compared]
     foreign: list[str]
     kinds: list[tuple[Change, Kind]]
     limit: float
     inseparable: str | None = None
+    updates: int = 0
 
     def meant(self, kinds: Collection[str]) -> list[Change]:
         return [change for change, kind in self.kinds if kind in kinds]
@@ -140,11 +142,15 @@ def _by_design(findings: Findings, wrong: list[tuple[str, Compared]]) -> Verdict
     factor = "infinitely many" if one.ratio is None else f"{one.ratio:.3g}"
     what = (f"The error against float64 is {one.candidate_error:.2g}, {factor} times the baseline's."
             if name == "precision" else f"{CALLED[name].capitalize()}, {_told(one.first, name)}" if one.first else "")
-    reason = f"{what} The {'updates' if name in UPDATES else 'gradients'} change by {one.effect:.2g} of their size."
+    reason = f"{what} The {_counted(findings, name)} differ by {one.effect:.2g} of their size."
     hidden = findings.meant(("nothing",))
     if hidden and name == "maths":
         reason += f" What {_named(hidden)} may have done is hidden behind it: compare that alone."
     return Verdict(f"{BY_DESIGN}: {_named(_once(chosen))}", reason)
+
+
+def _counted(findings: Findings, name: str) -> str:
+    return f"changes of the weights, in {findings.updates} updates," if name in UPDATES else "gradients"
 
 
 def _told(first: Distance, name: str) -> str:

@@ -160,7 +160,8 @@ class Examination:
         if passes and not {"maths", "deployed"} & passes.keys():
             inseparable = (f"The number formats differ, and the baseline cannot take the candidate's "
                            f"({self.alike_refused}): compare in one format, and the formats apart.")
-        verdict = conclude(Findings(passes, foreign, kinds, self.verify.largest_baseline_error, inseparable))
+        verdict = conclude(Findings(passes, foreign, kinds, self.verify.largest_baseline_error, inseparable,
+                                    len(self.verify.factors)))
         if verdict.verdict == DIFFERS and any(not one.fine for name, one in passes.items() if name not in UPDATES):
             precision = "float32" if self._has_maths() else "own"
             module = self.record.first_module = first_module(self.verify, self.pair, self._job, self.plain, precision)

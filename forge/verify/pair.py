@@ -10,9 +10,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from forge.command_line import dotted
 from forge.composition import training_settings
 from forge.config import Config, check, realise
 from forge.errors import ConfigError
+from forge.schema import did_you_mean
 from forge.verify.changes import Change, changes
 from forge.verify.words import Words
 
@@ -58,6 +60,7 @@ class Pair:
             raise ConfigError(f"The baseline ({typed}) cannot run:\n{error}") from None
         found = changes(baseline.settings, candidate.settings)
         _same_model(found, words.declared)
+        _known(words.declared, (baseline.settings, candidate.settings))
         return cls(baseline, candidate, found, words.declared, words.allowed, _notes(baseline, candidate, found))
 
 
@@ -79,6 +82,14 @@ def _same_model(found: list[Change], declared: list[str]) -> None:
         if change.key == "model" and not any(fnmatchcase("model", pattern) for pattern in declared):
             raise ConfigError(f"model={change.after} is compared with model={change.before}, another model: repeat "
                               f"model={change.after} in baseline='...', or say that it is meant, declared=model.")
+
+
+def _known(declared: list[str], settings: tuple[DictConfig, ...]) -> None:
+    """Raises ConfigError where a pattern speaks of no setting of either side."""
+    names = {name for one in settings for name in dotted(one)}
+    for pattern in declared:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"declared={pattern} matches no setting.{did_you_mean(pattern, sorted(names))}")
 
 
 def _notes(baseline: Side, candidate: Side, found: list[Change]) -> list[str]:

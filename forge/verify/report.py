@@ -18,7 +18,9 @@ MOST = 12               # tensors in report.md; result.json has all
 
 def rows(record: Record) -> list[tuple[str, ...]]:
     """One a pass, in the order of HEAD. loss, gradients: the relative change between the two sides."""
-    return [_row(name, one) for name, one in record.passes.items() if isinstance(one, Compared)]
+    made = [_row(name, one) for name, one in record.passes.items() if isinstance(one, Compared)]
+    return [row for place, row in enumerate(made)
+            if row[0] != "deployed" or all(row[1:] != other[1:] for other in made[:place])]
 
 
 def _row(name: str, one: Compared) -> tuple[str, ...]:
