@@ -15,7 +15,8 @@ MEANT: dict[str, tuple[Kind, ...]] = {"maths": ("maths",), "deployed": ("maths",
                                       "update": ("maths", "rounding", "update"),
                                       "stored": ("maths", "rounding")}
 FEW_MOVES = 8           # of experts, in an update: of some thousand choices, few are so near to a tie
-OWN_KIND: dict[str, Kind] = {"maths": "maths", "deployed": "maths", "precision": "rounding", "update": "update", "stored": "rounding"}
+OWN_KIND: dict[str, Kind] = {"maths": "maths", "deployed": "maths", "precision": "rounding", "update": "update",
+                             "stored": "rounding"}
 CALLED = {"maths": "in float32", "deployed": "as deployed", "precision": "each in its own number format",
           "update": "in the update of the weights",
           "stored": "in the update of the weights, each in the format that it is stored in"}
