@@ -8,30 +8,48 @@ that baseline= describes, whole; without it, with the run without any words. fro
 
 verify.SETTING=VALUE sets what conf/verify/ holds. declared= names settings that are meant to change the maths. --json
 prints result.json. Exit codes: 0 the same, or different by design; 3 different; 4 cannot judge; 2 a mistake in the
-words.
+words; 75 ended by SIGTERM; 130 by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from forge.config import option_of
 from forge.errors import ConfigError, Exit, UnusableEnvironment
 from forge.freeze import owned
-from forge.process import log_to
+from forge.process import die_with_parent, log_to
+from forge.stopping import heeded
 from forge.verify import Verify
 from forge.verify.pair import Pair
+from forge.verify.run_side import Terminated
 from forge.verify.words import Words, settings
 from forge.words import reporting
 
 
 def main() -> None:
+    if os.environ.get("FORGE_PARENT"):
+        die_with_parent()
+    for number in heeded():
+        if number != signal.SIGINT:
+            signal.signal(number, _terminate)
     with reporting(__doc__):
-        sys.exit(verify(sys.argv[1:]))
+        try:
+            code = verify(sys.argv[1:])
+        except Terminated:
+            code = Exit.STOPPED
+        sys.exit(code)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
 
 
 def verify(arguments: list[str]) -> Exit:

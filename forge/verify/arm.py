@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    leave(Exit.INTERRUPTED)             # nothing here is worth saving; other ranks may wait in a collective
+    # nothing here is worth saving; other ranks may wait in a collective
+    leave(Exit.INTERRUPTED if number == signal.SIGINT else Exit.STOPPED)
 
 
 def work(folder: Path, allowed: tuple[str, ...]) -> Exit:
@@ -75,7 +76,10 @@ def run(config: Config, folder: Path, jobs: list[Job]) -> None:
             out = folder / job.name
             if topology.is_first:
                 out.mkdir(parents=True, exist_ok=True)
-            figures = measures[job.what](config, job, topology, out)
+            try:
+                figures = measures[job.what](config, job, topology, out)
+            except SystemExit as error:     # an option's own exit code would be taken for a verdict
+                raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
             if topology.is_first:
                 (out / "figures.json").write_text(json.dumps(figures))
             _free(topology)

@@ -12,24 +12,30 @@ from forge.verify.rule import EPS, Compared, Distance
 
 # pass -> the kinds of changes that explain a difference in it
 MEANT: dict[str, tuple[Kind, ...]] = {"maths": ("maths",), "deployed": ("maths",), "precision": ("maths", "rounding"),
-                                      "update": ("maths", "rounding", "update")}
+                                      "update": ("maths", "rounding", "update"),
+                                      "stored": ("maths", "rounding")}
 FEW_MOVES = 8           # of experts, in an update: of some thousand choices, few are so near to a tie
-OWN_KIND: dict[str, Kind] = {"maths": "maths", "deployed": "maths", "precision": "rounding", "update": "update"}
+OWN_KIND: dict[str, Kind] = {"maths": "maths", "deployed": "maths", "precision": "rounding", "update": "update",
+                             "stored": "rounding"}
 CALLED = {"maths": "in float32", "deployed": "as deployed", "precision": "each in its own number format",
-          "update": "in the update of the weights"}
+          "update": "in the update of the weights",
+          "stored": "in the update of the weights, each in the format that it is stored in"}
+UPDATES = ("update", "stored")
 
 
 @dataclass(frozen=True)
 class Findings:
     """passes: maths and deployed, and where it applies precision and update. foreign: how the weights of the two
     models differ. kinds: each change with what it is declared to change. limit: of the baseline's error, in eps.
-    inseparable: why a difference of options cannot be told from one of number formats, or None."""
+    inseparable: why a difference of options cannot be told from one of number formats, or None.
+    updates: that optimizers made of the gradients they were fed."""
 
     passes: dict[str, Compared]
     foreign: list[str]
     kinds: list[tuple[Change, Kind]]
     limit: float
     inseparable: str | None = None
+    updates: int = 0
 
     def meant(self, kinds: Collection[str]) -> list[Change]:
         return [change for change, kind in self.kinds if kind in kinds]
@@ -77,7 +83,7 @@ def _equal(findings: Findings) -> Verdict:
 def _unreliable(findings: Findings) -> str | None:
     """Why the baseline proves nothing, or None."""
     for name, one in findings.passes.items():
-        if name == "update":
+        if name in UPDATES:
             continue
         error, limit = one.baseline_error, findings.limit * EPS[one.compute[0]]
         if not math.isfinite(error):
@@ -137,11 +143,15 @@ def _by_design(findings: Findings, wrong: list[tuple[str, Compared]]) -> Verdict
     factor = "infinitely many" if one.ratio is None else f"{one.ratio:.3g}"
     what = (f"The error against float64 is {one.candidate_error:.2g}, {factor} times the baseline's."
             if name == "precision" else f"{CALLED[name].capitalize()}, {_told(one.first, name)}" if one.first else "")
-    reason = f"{what} The {'updates' if name == 'update' else 'gradients'} change by {one.effect:.2g} of their size."
+    reason = f"{what} The {_counted(findings, name)} differ by {one.effect:.2g} of their size."
     hidden = findings.meant(("nothing",))
     if hidden and name == "maths":
         reason += f" What {_named(hidden)} may have done is hidden behind it: compare that alone."
     return Verdict(f"{BY_DESIGN}: {_named(_once(chosen))}", reason)
+
+
+def _counted(findings: Findings, name: str) -> str:
+    return f"changes of the weights, in {findings.updates} updates," if name in UPDATES else "gradients"
 
 
 def _told(first: Distance, name: str) -> str:
@@ -151,7 +161,7 @@ def _told(first: Distance, name: str) -> str:
         return f"one side has no gradient of {first.name}{update}."
     if not math.isfinite(first.candidate):
         return f"the candidate's {first.name}{update} is not a finite number."
-    if name == "update":
+    if name in UPDATES:
         return (f"{first.name} is changed otherwise: by {first.candidate:.2g} of its update, allowed "
                 f"{first.allowed:.2g}.")
     times = f"{first.ratio:.3g} times as far as the baseline's, " if first.ratio is not None else ""

@@ -12,15 +12,16 @@ from forge.config import Config, check
 from forge.errors import ConfigError
 from forge.precision.fp32 import FP32
 from forge.verify import DIFFERS, Verdict
+from forge.verify.called import never_called, watchable
 from forge.verify.changes import kind_of
-from forge.verify.conclude import Findings, conclude
+from forge.verify.conclude import UPDATES, Findings, conclude
 from forge.verify.distances import Files, compared, noise
 from forge.verify.job import Job, found
 from forge.verify.modules import first_module
 from forge.verify.pair import Pair, shares
 from forge.verify.rule import Compared, Rule
 from forge.verify.run_side import do
-from forge.verify.update import compare_updates
+from forge.verify.update import compare_stored, compare_updates
 
 if TYPE_CHECKING:
     from forge.verify.gradients import Gradients
@@ -42,17 +43,20 @@ class Examination:
         one, other = (side.config for side in self.pair.sides)
         self.reformatted = one.precision != other.precision
         self.alike_refused = refusal(one, other.precision)
+        self.watch = watchable(change.group for change in self.pair.changes
+                               if change.group not in other.model.unused())
         self.plain = {"compile": "none"} | {
             group: twins[option] for group, twins in self.verify.plain.items()
             if (option := str(self.pair.baseline.config.choices.get(group))) in twins}
 
     def __call__(self) -> Verdict:
         self._say_what_cannot_be()
+        self._say_how_much_is_read()
         names = self._names()
         baseline = do(self.pair.baseline, [
             self._job("baseline", "reference", precision="float64", plain=self.plain), *self._passes("baseline", names),
             self._job("baseline", "again"), *self._alike()], self.pair.allowed)
-        candidate = do(self.pair.candidate, self._passes("candidate", names), self.pair.allowed)
+        candidate = do(self.pair.candidate, self._watched(self._passes("candidate", names)), self.pair.allowed)
         foreign: list[str] = found(candidate, names[0]).get("foreign", [])
         if foreign:
             return self._conclude({}, foreign)
@@ -67,8 +71,12 @@ class Examination:
         for name, one in passes.items():
             self.record.note(name, one)
         if self._optimizer_changed():
-            passes["update"] = compare_updates(self.verify, self.pair, self._job, baseline / names[0])
+            passes["update"] = compare_updates(self.verify, self.pair, self._job, baseline / names[0], self.watch)
             self.record.note("update", passes["update"])
+        if self._stored_otherwise():
+            passes["stored"] = compare_stored(self.verify, self.pair, self._job, baseline / names[0])
+            self.record.note("stored", passes["stored"])
+        self._say_what_was_not_called(candidate)
         return self._conclude(passes, [])
 
     def _names(self) -> list[str]:
@@ -113,6 +121,31 @@ class Examination:
         one, other = (side.config for side in self.pair.sides)
         return (one.optimizer, one.schedule, one.steps) != (other.optimizer, other.schedule, other.steps)
 
+    def _stored_otherwise(self) -> bool:
+        one, other = (side.config.precision for side in self.pair.sides)
+        return (one.parameter, one.master) != (other.parameter, other.master)
+
+    def _say_what_was_not_called(self, candidate: Path) -> None:
+        figures = [found(candidate, folder.parent.name) for folder in sorted(candidate.glob("*/figures.json"))]
+        self.record.notes.extend(never_called(one["calls"] for one in figures if "calls" in one))
+
+    def _watched(self, passes: list[Job]) -> list[Job]:
+        """The candidate's passes, of which the last notes what it calls. What is compiled calls nothing by itself."""
+        if not self.watch or str(self.pair.candidate.config.choices.get("compile")) == "none":
+            return [*passes[:-1], replace(passes[-1], watch=self.watch)]
+        return [*passes, self._job("candidate", "called", updates=1, plain={"compile": "none"}, watch=self.watch)]
+
+    def _say_how_much_is_read(self) -> None:
+        for side in self.pair.sides:
+            config, share = side.config, self.share[side.name]
+            own, length = config.rows_per_pass(config.hardware.processes), config.sequence_length
+            note = (f"A pass of the {side.name} has {share.micro_batch} rows ({share.micro_batch * length} tokens), "
+                    f"and the run's own {own} ({own * length}).")
+            if own > share.micro_batch:
+                note += (" A limit between the two, such as loss.chunk_tokens, may never be crossed here: raise "
+                         "verify.rows.")
+            self.record.notes.append(note)
+
     def _say_what_cannot_be(self) -> None:
         for side, why in self.no_float32.items():
             if why:
@@ -127,8 +160,9 @@ class Examination:
         if passes and not {"maths", "deployed"} & passes.keys():
             inseparable = (f"The number formats differ, and the baseline cannot take the candidate's "
                            f"({self.alike_refused}): compare in one format, and the formats apart.")
-        verdict = conclude(Findings(passes, foreign, kinds, self.verify.largest_baseline_error, inseparable))
-        if verdict.verdict == DIFFERS and any(not one.fine for name, one in passes.items() if name != "update"):
+        verdict = conclude(Findings(passes, foreign, kinds, self.verify.largest_baseline_error, inseparable,
+                                    len(self.verify.factors)))
+        if verdict.verdict == DIFFERS and any(not one.fine for name, one in passes.items() if name not in UPDATES):
             precision = "float32" if self._has_maths() else "own"
             module = self.record.first_module = first_module(self.verify, self.pair, self._job, self.plain, precision)
             if module:

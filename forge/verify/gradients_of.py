@@ -21,6 +21,7 @@ from forge.precision import Precision
 from forge.precision.fp32 import FP32
 from forge.snapshot.none import NoSnapshot
 from forge.tracker import Trackers
+from forge.verify.called import watched
 from forge.verify.float64 import Float64
 from forge.verify.plain import plain_options
 from forge.verify.trace import Trace
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 def measure_gradients(config: Config, job: Job, topology: Topology, out: Path) -> dict[str, Any]:
     """Leaves update_<n>.safetensors: every gradient by name, without the loss scale.
 
-    Returns "updates": the loss, terms and targets of each, and "modules": see Trace. Where the weights of the other
-    side do not fit this model, only "foreign": in what they differ.
+    Returns "updates": the loss, terms and targets of each, "modules": see Trace, and "calls": see watched. Where the
+    weights of the other side do not fit this model, only "foreign": in what they differ.
     """
-    config = adjusted(config, job)
+    config, calls = watched(adjusted(config, job), job.watch)
     with build(config, topology, out) as (trainer, run):
         foreign = start_from(run.model, Path(job.weights), topology)
         if foreign:
@@ -53,7 +54,8 @@ def measure_gradients(config: Config, job: Job, topology: Topology, out: Path) -
                 updates.append({"targets": float(step.targets), "tied": weights.tied(step.number - 1),
                                 **_figures(sums, float(step.targets))})
         order = [name for name, _ in run.model.named_parameters()]
-    return {"updates": updates, "modules": trace.seen, "compute": config.precision.compute, "order": order}
+    return {"updates": updates, "modules": trace.seen, "compute": config.precision.compute, "order": order,
+            "calls": calls}
 
 
 def adjusted(config: Config, job: Job) -> Config:

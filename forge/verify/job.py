@@ -19,8 +19,9 @@ class Job:
         `allowed`.
     rows, micro_batch: of an update. weights: the file that all sides start from; the first job that finds none writes
         its own. plain: group -> option, in place of the configuration's.
-    trace: note what each module gives. gradients, factors: what the optimizer is fed. seed, steps, batches: of a
-    training. nudge: its first weights are all moved by one rounding.
+    trace: note what each module gives. watch: groups whose options note which of their methods are called.
+    gradients, factors: what the optimizer is fed. seed, steps, batches: of a training.
+    nudge: its first weights are all moved by one rounding.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Job:
     weights: str = ""
     plain: dict[str, str] = field(default_factory=dict)
     trace: bool = False
+    watch: list[str] = field(default_factory=list)
     gradients: str = ""
     factors: list[float] = field(default_factory=list)
     nudge: bool = False

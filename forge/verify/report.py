@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge.verify.conclude import UPDATES
 from forge.verify.rule import Compared
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ MOST = 12               # tensors in report.md; result.json has all
 
 def rows(record: Record) -> list[tuple[str, ...]]:
     """One a pass, in the order of HEAD. loss, gradients: the relative change between the two sides."""
-    return [_row(name, one) for name, one in record.passes.items() if isinstance(one, Compared)]
+    made = [_row(name, one) for name, one in record.passes.items() if isinstance(one, Compared)]
+    return [row for place, row in enumerate(made)
+            if row[0] != "deployed" or all(row[1:] != other[1:] for other in made[:place])]
 
 
 def _row(name: str, one: Compared) -> tuple[str, ...]:
     loss = max((distance.apart for distance in one.losses), default=None)
-    of_truth = ("-", "-") if name == "update" else (_short(one.baseline_error), _short(one.candidate_error))
+    of_truth = ("-", "-") if name in UPDATES else (_short(one.baseline_error), _short(one.candidate_error))
     if one.bits:
         return (name, "-" if loss is None else "same bits", "same bits", *of_truth, _short(one.ratio), "-")
     return (name, _short(loss), _short(one.effect), *of_truth, _short(one.ratio),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from pathlib import Path
 
 from forge.errors import Exit, ForgeError, UnusableEnvironment
@@ -12,6 +13,10 @@ from forge.launch.local import run_workers
 from forge.verify.arm import alone, run
 from forge.verify.job import Job, write_jobs
 from forge.verify.pair import Side
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal other than Ctrl-C asks to end."""
 
 
 class SideFailed(ForgeError):
@@ -24,6 +29,7 @@ class SideFailed(ForgeError):
 
 def do(side: Side, jobs: list[Job], allowed: tuple[str, ...]) -> Path:
     """Returns the folder with what the jobs left. Raises ForgeError, which names the side."""
+    print(f"forge: {side.name}: {', '.join(job.name for job in jobs)}", file=sys.stderr, flush=True)
     side.folder.mkdir(parents=True, exist_ok=True)
     if side.config.hardware.processes == 1:
         _here(side, jobs)
@@ -33,9 +39,12 @@ def do(side: Side, jobs: list[Job], allowed: tuple[str, ...]) -> Path:
         code = run_workers("forge.verify.arm", side.folder, side.config, allowed)
         if code == Exit.INTERRUPTED:
             raise KeyboardInterrupt
+        if code == Exit.STOPPED:
+            raise Terminated
         if code != Exit.ANSWERED:
             _keep_log(side)
-            raise SideFailed(f"The {side.name} could not be run (above).", code)
+            raise SideFailed(f"The {side.name} could not be run (above).",
+                             Exit.CRASHED if code == Exit.ASSERTION_FAILED else code)      # no verdict of its own
     return side.folder
 
 

@@ -26,23 +26,36 @@ if TYPE_CHECKING:
 Ask = Callable[..., Job]
 
 
-def compare_updates(verify: Gradients, pair: Pair, ask: Ask, gradients: Path) -> Compared:
-    """gradients: the folder of a pass of the baseline, whose first update's gradients both are fed."""
+def compare_updates(verify: Gradients, pair: Pair, ask: Ask, gradients: Path, watch: list[str]) -> Compared:
+    """gradients: the folder of a pass of the baseline, whose first update's gradients both are fed. watch: see Job."""
     fed = {"what": "update", "gradients": str(gradients / "update_1.safetensors"), "factors": verify.factors}
-    folders = [do(side, [ask(side.name, "update_64", precision="float64", **fed),
+    folders = [do(side, [ask(side.name, "update_64", precision="float64", watch=watch,
+                             **fed),
                          ask(side.name, "update_own", precision="own", **fed)], pair.allowed) for side in pair.sides]
     allowed = verify.update_roundings * EPS["float32"]
-    tensors, norm = _distances(folders, allowed)
+    tensors, norm = _distances([[folder / job / "update_1.safetensors" for folder in folders]
+                                for job in ("update_64", "update_own")], allowed)
     rates = [found(folder, "update_64")["rates"] for folder in folders]
     apart = _apart(*rates)
     tensors.append(Distance("the schedule", 1, len(rates[0]), 0.0, apart, apart, EPS["float32"], rates[0] == rates[1]))
     return Compared("update", ("float64", "float64"), [], [], [norm], tensors, [])
 
 
-def _distances(folders: list[Path], allowed: float) -> tuple[list[Distance], Distance]:
+def compare_stored(verify: Gradients, pair: Pair, ask: Ask, gradients: Path) -> Compared:
+    """The same gradients, each side in the format of its own weights, or of its masters where it has them."""
+    fed = {"what": "update", "gradients": str(gradients / "update_1.safetensors"), "factors": verify.factors}
+    folders = [do(side, [ask(side.name, "stored", precision="own", **fed)], pair.allowed) for side in pair.sides]
+    file = "stored_1.safetensors"
+    tensors, norm = _distances([[folder / "stored" / file for folder in folders]] * 2,
+                               verify.update_roundings * EPS["float32"])
+    formats = [side.config.precision.master or side.config.precision.parameter for side in pair.sides]
+    return Compared("stored", (formats[0], formats[1]), [], [], [norm], tensors, [])
+
+
+def _distances(files: list[list[Path]], allowed: float) -> tuple[list[Distance], Distance]:
     """Of each weight's change, relative to the baseline's; and of all together."""
     tensors, sizes, gaps = [], 0.0, 0.0
-    wide, own = ([folder / job / "update_1.safetensors" for folder in folders] for job in ("update_64", "update_own"))
+    wide, own = files
     with (safe_open(wide[0], "pt") as one, safe_open(wide[1], "pt") as other, safe_open(own[0], "pt") as mine,
           safe_open(own[1], "pt") as theirs):
         for name in one.keys():     # noqa: SIM118

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from forge.build import build_model
 from forge.config import Config
+from forge.verify.called import watched
 from forge.verify.gradients_of import Weights, adjusted, start_from
 
 MOST_RATES = 1000       # of a long schedule, every so many steps are looked at
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 def measure_update(config: Config, job: Job, topology: Topology, out: Path) -> dict[str, Any]:
     """Leaves update_1.safetensors: by how much each weight has changed after an update for each factor of the given
-    gradients. Returns "rates": the schedule's factors over the run."""
-    config = adjusted(config, job)
+    gradients; and stored_1.safetensors: the same of the masters, where there are.
+
+    Returns "rates": the schedule's factors over the run."""
+    config, calls = watched(adjusted(config, job), job.watch)
     model = build_model(config, topology)
     foreign = start_from(model, Path(job.weights), topology)
     if foreign:
@@ -39,7 +42,11 @@ def measure_update(config: Config, job: Job, topology: Topology, out: Path) -> d
         update()
     changed = {name: (weight.detach().double() - before[name].double()).cpu().contiguous()
                for name, weight in model.named_parameters()}
+    state = update.state_dict()
+    stored = {name: (state[f"{name}/master"].detach().double() - before[name].double()).cpu().contiguous()
+              if f"{name}/master" in state else change for name, change in changed.items()}
     if topology.is_first:
+        save_file(stored, out / "stored_1.safetensors")
         save_file(changed, out / "update_1.safetensors")
     rates = [config.schedule(step, config.steps) for step in range(0, config.steps, -(-config.steps // MOST_RATES))]
-    return {"rates": rates, "compute": config.precision.compute}
+    return {"rates": rates, "compute": config.precision.compute, "calls": calls}

@@ -50,6 +50,9 @@ class Words:
             elif name in OWN:
                 own[name] = value
                 shared.append(word)
+            elif name == "verify.declared":
+                raise ConfigError(f"{word}: verify.declared is a table of conf/verify. On the line, declared=SETTING,"
+                                  f"... names settings that are meant to change the maths.")
             elif name == "verify" or name.startswith("verify."):
                 verify.append(word)
             else:

@@ -159,3 +159,42 @@ class Option(AdamW):
             group["weight_decay"] = self.weight_decay
         return made
 """
+
+LOUDER = """
+from dataclasses import dataclass
+from forge.operators import layers
+from forge.operators.native import Native
+
+class Louder(layers.FeedForward):
+    def forward(self, x):
+        return super().forward(x) * 1.001
+
+@dataclass(frozen=True)
+class Option(Native):
+    '''A feed-forward that gives a thousandth too much.'''
+
+    def feed_forward(self, width, hidden, activation, bias):
+        return Louder(width, hidden, layers.NATIVE[activation](hidden), activation == "swiglu", bias)
+"""
+
+FIRST_ROW = """
+from dataclasses import dataclass
+from forge.attention.sdpa import SDPA
+
+@dataclass(frozen=True)
+class Option(SDPA):
+    '''All rows look at the values of the first.'''
+
+    def __call__(self, q, k, v, plan, dropout):
+        return super().__call__(q, k, v[:1].expand_as(v), plan, dropout)
+"""
+
+LEAVING = """
+from dataclasses import dataclass
+from forge.operators.native import Native
+
+@dataclass(frozen=True)
+class Option(Native):
+    def norm(self, width, kind, eps):
+        raise SystemExit(3)
+"""

@@ -1,6 +1,8 @@
 """The command: what it writes, what it refuses, and how it ends."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from conftest import forge as run_command
 import forge.verify.examine
 from forge.errors import ConfigError, ForgeError
 from forge.freeze import freeze
-from forge.verify.__main__ import verify
+from forge.verify.__main__ import _terminate, main, verify
+from forge.verify.run_side import Terminated
 
 
 def test_the_record_says_what_was_compared_and_how(shards, tmp_path):
@@ -101,6 +104,8 @@ def test_without_a_float32_path_it_is_the_same_within_rounding_at_best(shards, t
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (["verify.declared={loss: foo}"], "verify.declared is a table of conf/verify."),
+    (["declared=los"], "declared=los matches no setting. Did you mean 'loss'?"),
     (["verify.rwos=3"], "verify.rwos is not a setting. Did you mean 'verify.rows'?"),
     (["verify=gradient"], "verify=gradient is not an option. Did you mean 'gradients'?"),
     (["verify.rows=0"], "verify.rows=0: at least 1 is wanted."),
@@ -172,6 +177,22 @@ def test_trainings_of_the_same_are_the_same_and_of_another_rate_are_not(shards, 
     assert 0 < training["metrics"]["accuracy"]["values"]["baseline"][0] < 1
     slower = compare(tmp_path / "slower", "optimizer.lr=1e-4", *short, common=shards)
     assert (slower.code, slower.verdict) == (0, "differs by design: optimizer.lr = 0.003 -> 0.0001"), slower.reason
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(forge.verify.examine, "do", lambda *arguments: _terminate(15, None))
+    with pytest.raises(Terminated):
+        compare(tmp_path / "run", "overlap=prefetch", common=shards)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+    assert not (tmp_path / "run" / "scratch").exists()
+    monkeypatch.setattr("forge.verify.__main__.verify", lambda words: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("sys.argv", ["forge.verify"])
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+    with pytest.raises(SystemExit) as ended:
+        main()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert ended.value.code == 75
 
 
 @pytest.mark.slow

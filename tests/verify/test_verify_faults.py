@@ -6,6 +6,8 @@ from comparing import compare
 from planted import plant
 
 import forge.verify.examine
+from forge.errors import ConfigError, ForgeError
+from forge.verify.__main__ import verify
 
 GELU = ["model.routing=null", "model.activation=gelu", "model.init_std=0.2"]
 CUT = ["micro_batch=4"]         # of 12 rows: three micro-batches
@@ -16,6 +18,7 @@ FAULTS = {
     "summed": ("passes", faults.SUMMED, CUT, "embedding.weight"),
     "mean_of_means": ("passes", faults.MEAN_OF_MEANS, CUT, "embedding.weight"),
     "peeking": ("attention", faults.PEEKING, ["model.init_std=0.2"], "blocks.0.attention"),
+    "first_row": ("attention", faults.FIRST_ROW, CUT, "blocks.0.attention"),
     "dropping": ("attention", faults.DROPPING, [], "blocks.0.attention"),
     "other_ties": ("moe_router", faults.OTHER_TIES, [], "(update 2)"),
 }
@@ -41,6 +44,18 @@ def test_an_optimizer_that_decays_too_much_is_seen_in_the_update_alone(shards, t
     assert passes["maths"]["same_bits"] and not passes["update"]["within_rule"]
     assert answer.verdict == "differs by design: optimizer = adamw -> carefree"
     assert passes["update"]["first_different"]["name"] == "blocks.0.attention_norm.weight"
+
+
+def test_a_part_that_the_model_never_uses_is_said_to_be_unshown(shards, tmp_path):
+    """Its feed-forwards are experts: with a dense model the same option is found."""
+    allowed = plant(tmp_path, "operators", "louder", faults.LOUDER)
+    planted = {"outside": tmp_path, "allowed": allowed}
+    said = "operators: this model never calls feed_forward of it, so nothing is shown about that part."
+    answer = compare(tmp_path / "experts", "operators=louder", common=shards, **planted)
+    assert answer.verdict == "same bits" and said in answer.result["notes"]
+    assert said in (tmp_path / "experts" / "report.md").read_text()
+    dense = compare(tmp_path / "dense", "operators=louder", common=[*shards, "model.routing=null"], **planted)
+    assert dense.verdict == "differs" and not any("never calls" in note for note in dense.result["notes"])
 
 
 def test_modules_are_asked_only_where_forward_or_backward_is_wrong(shards, tmp_path, monkeypatch):
@@ -83,3 +98,22 @@ def test_a_bucket_that_loses_its_last_parameter_is_found_and_whole_buckets_pass(
     assert (whole.code, whole.verdict) == (0, "same maths"), whole.reason
     both = compare(tmp_path / "both", "comm.bucket_cap_mb=1", common=[*common, "hardware.processes=2"])
     assert (both.code, both.verdict) == (0, "same bits"), both.reason
+
+
+def test_an_option_that_exits_has_crashed(shards, tmp_path):
+    allowed = plant(tmp_path, "operators", "leaving", faults.LEAVING)
+    with pytest.raises(ForgeError, match=r"The candidate crashed: RuntimeError: sys.exit\(3\)") as raised:
+        compare(tmp_path / "run", "operators=leaving", common=shards, outside=tmp_path, allowed=allowed)
+    assert raised.value.exit_code == 1
+
+
+def test_masters_are_compared_in_their_own_format(shards, tmp_path):
+    answer = compare(tmp_path / "run", "precision=bf16_pure", common=[*shards, "model.routing=null"],
+                     baseline="precision=bf16_master")
+    assert answer.verdict == "differs by design: precision = bf16_master -> bf16_pure", answer.reason
+    assert not answer.result["passes"]["stored"]["within_rule"]
+
+
+def test_another_model_that_nobody_declared_is_a_mistake(tmp_path):
+    with pytest.raises(ConfigError, match="repeat model=gpt2_124m in baseline="):
+        verify(["model=gpt2_124m", f"run_dir={tmp_path}/run"])

@@ -124,10 +124,10 @@ def realise_declared():
 
 @pytest.mark.parametrize(("baseline", "candidate", "wanted"), [
     ([], [], (Share(2, 2), Share(2, 2))),
-    ([], ["micro_batch=2"], (Share(4, 4), Share(4, 1))),
+    ([], ["micro_batch=2"], (Share(8, 8), Share(8, 2))),
     (["micro_batch=2"], ["micro_batch=1"], (Share(8, 2), Share(8, 1))),
-    ([], ["hardware.processes=2"], (Share(2, 2), Share(2, 1))),
-    ([], ["hardware.processes=2", "micro_batch=2"], (Share(4, 4), Share(4, 1))),
+    ([], ["hardware.processes=2"], (Share(4, 4), Share(4, 2))),
+    ([], ["hardware.processes=2", "micro_batch=2"], (Share(8, 8), Share(8, 2))),
     ([], ["global_batch=16"], (Share(2, 2), Share(4, 4))),
     ([], ["global_batch=64", "micro_batch=1"], (Share(2, 2), Share(16, 2))),
     (["global_batch=480"], ["global_batch=481"], (Share(2, 2), Share(4, 4))),

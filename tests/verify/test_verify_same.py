@@ -24,6 +24,8 @@ def test_options_that_promise_the_same_give_it(words, shards, tmp_path):
     promised = {"same bits": {"same bits"}, "same": {"same bits", "same maths"}}[SAME[words]]
     assert answer.code == 0 and answer.verdict in promised, answer.reason
     assert answer.result["passes"]["maths"]["error"]["candidate"] < 1e-6
+    unused = [note for note in answer.result["notes"] if "never calls" in note]
+    assert bool(unused) == words.startswith("operators"), "experts are the feed-forward here"
 
 
 @pytest.mark.slow
