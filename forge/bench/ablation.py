@@ -54,9 +54,11 @@ class Ablation:
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
         first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
         alone = self.trials(session.composer)
-        session.progress.parts = 1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0)
+        session.progress.measure(1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0),
+                                 then="verifying" if self.verify else "")
 
         baseline = session.baseline(first, self.timing)
+        session.progress.start_over()
         find_floor(session, judge, baseline, again)
         for trial in alone:
             row, baseline = compare(session, judge, trial, baseline, "alone")
@@ -125,12 +127,13 @@ class Ablation:
         from forge.bench.proof import prove
 
         rows = {row["name"]: row for row in session.record.rows if row["kind"] == "alone"}
-        for trial in alone:
-            if rows[trial.name]["status"] not in RAN:
-                continue
-            session.progress.tell(f"{trial.name}: verifying")
+        ran = [trial for trial in alone if rows[trial.name]["status"] in RAN]
+        session.progress.measure(len(ran), "switch")
+        for trial in ran:
+            session.progress.tell(trial.name, "verifying")
             rows[trial.name] |= prove(trial, first, self.verify_seconds)
             session.record.write()
+            session.progress.done()
 
 
 def overlap(rows: list[dict[str, Any]], floor: float | None) -> dict[str, Any] | None:

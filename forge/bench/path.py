@@ -51,8 +51,9 @@ class Path:
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
         trials = self.trials(session.composer)
         again = session.composer.trial(f"{self.path[0]} again", self.path[0])
-        session.progress.parts = len(trials)
+        session.progress.measure(len(trials), then="verifying" if self.verify else "")
         first = session.baseline(trials[0], self.timing)
+        session.progress.start_over()
         find_floor(session, judge, first, again)
         before = first
         for trial in trials[1:]:
@@ -92,9 +93,11 @@ class Path:
         from forge.bench.proof import prove
 
         named = {trial.name: trial for trial in trials}
-        for row in session.record.rows:
-            if row["kind"] != "step" or row["status"] not in ("measured", "disturbed"):
-                continue
-            session.progress.tell(f"{row['name']}: verifying")
+        ran = [row for row in session.record.rows
+               if row["kind"] == "step" and row["status"] in ("measured", "disturbed")]
+        session.progress.measure(len(ran))
+        for row in ran:
+            session.progress.tell(row["name"], "verifying")
             row |= prove(named[row["name"]], named[row["against"]], self.verify_seconds)
             session.record.write()
+            session.progress.done()

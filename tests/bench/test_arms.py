@@ -88,7 +88,7 @@ def test_a_slow_option_is_slower_and_broken_ones_are_rows(planted, shards, tmp_p
     assert "ValueError: broken on purpose" in rows["augment=breaks"]["reason"]
     assert "ended with exit code 7" in rows["augment=breaks augment.at=0"]["reason"]
     assert rows["all"]["status"] == "failed" and "augment.seconds is not a setting" in rows["all"]["reason"]
-    assert "augment.seconds=0.036 against baseline: block" in said.err
+    assert "step 2 of 8: augment.seconds=0.036: block 1 of 4" in said.err
 
 
 @pytest.mark.parametrize(("number", "code", "status"), [
