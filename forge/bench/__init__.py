@@ -55,6 +55,9 @@ class Timing:
 
 @runtime_checkable
 class Bench(Protocol):
+    """An option may have `trials(composer)` as well: the configurations it knows of before anything is measured, so
+    that what is wrong with one is said first."""
+
     def __call__(self, session: Session) -> None:
         """Measure, and add what came out to session.record, part by part, so that an interruption leaves the parts
         that are done. Raises ForgeError where nothing can be measured."""

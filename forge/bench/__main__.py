@@ -9,37 +9,56 @@
 
 A switch is a string of training words: 'bench.switches=[compile=blocks,precision=bf16 precision.residual=bfloat16]'.
 The record goes to run_dir (runs/bench_<time>): result.json, report.md and a picture. draw=DIR draws the picture of a
-record later. Exit codes: 0 answered, 2 something typed is wrong, 4 too noisy to judge, 5 this machine cannot, 130
-interrupted; what was measured by then is in the record.
+record later. Exit codes: 0 answered, 2 something typed is wrong, 4 too noisy to judge, 5 this machine cannot, 75
+stopped by a signal, 130 interrupted; what was measured by then is in the record.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from forge.bench.plot import draw
 from forge.bench.progress import Progress
 from forge.bench.record import SCHEMA, Record
 from forge.bench.report import print_report, write_report
 from forge.bench.request import Request
-from forge.bench.session import Session
+from forge.bench.session import Session, matmul_rate
 from forge.bench.surroundings import check_free
 from forge.bench.trial import Composer
 from forge.errors import ConfigError, Exit, ForgeError, UnusableEnvironment
 from forge.freeze import owned
 from forge.process import outlive_terminal
+from forge.stopping import heeded
 from forge.words import reporting
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks for a stop: as a Ctrl-C, with an exit code of its own."""
 
 
 def main() -> None:
     outlive_terminal()
+    stops = [number for number in heeded() if number != signal.SIGINT]
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for other in stops:             # what is written now is not to be cut short by a second one
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped
+
+    for number in stops:
+        signal.signal(number, stop)
     with reporting(__doc__):
-        sys.exit(run(sys.argv[1:]))
+        try:
+            sys.exit(run(sys.argv[1:]))
+        except Stopped:                 # before there is a record
+            sys.exit(Exit.STOPPED)
 
 
 def run(arguments: list[str]) -> Exit:
@@ -54,6 +73,10 @@ def run(arguments: list[str]) -> Exit:
     baseline = composer.trial("the baseline")
     if baseline.problem:
         raise ConfigError(f"the baseline does not run: {baseline.problem}")
+    for trial in getattr(request.bench, "trials", lambda composer: ())(composer):
+        if trial.problem:
+            print(f"forge: {trial.name} will not be measured: {trial.problem}", file=sys.stderr)
+    matmul_rate(getattr(request.bench, "micro", None))      # read again by the option; a mistake is to be known now
     composer.made = 0
     check_free(baseline.config)
     with owned(request.run_dir):
@@ -95,6 +118,8 @@ def _shown(record: Record, on_stdout: bool) -> Iterator[None]:
     """What was measured is written and shown, also where the bench does not come to its end."""
     try:
         yield
+    except Stopped:
+        record.end("stopped", Exit.STOPPED)
     except KeyboardInterrupt:
         record.end("interrupted", Exit.INTERRUPTED)
     except ForgeError as error:

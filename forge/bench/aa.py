@@ -31,7 +31,7 @@ class AA:
 
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
         first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
-        session.progress.parts = 1
+        session.progress.measure(1)
         find_floor(session, judge, session.baseline(first, self.timing), again)
         note_smallest(session, judge)
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge.bench import Timing
 from forge.bench.aa import floor_problems
-from forge.bench.trial import words_of
+from forge.bench.proof import proof_problems
+from forge.bench.trial import switched, words_of
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.bench.compare import Judge
     from forge.bench.session import Resident, Session
-    from forge.bench.trial import Trial
+    from forge.bench.trial import Composer, Trial
 
 ALL = "all"
 RAN = ("measured", "disturbed")
@@ -40,6 +41,11 @@ class Ablation:
             yield "bench.switches=[]: name one at least, for example bench.switches=[compile=blocks]."
         for switch in sorted({switch for switch in self.switches if self.switches.count(switch) > 1}):
             yield f"bench.switches names {switch} more than once: a switch is one row."
+        yield from proof_problems(self.verify_seconds)
+
+    def trials(self, composer: Composer) -> list[Trial]:
+        """Each switch alone. Raises ConfigError."""
+        return [switched(composer, "bench.switches", switch, switch) for switch in self.switches]
 
     def __call__(self, session: Session) -> None:
         from forge.bench.compare import Judge, compare, find_floor, note_smallest
@@ -47,10 +53,12 @@ class Ablation:
 
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
         first, again = session.composer.trial(BASELINE), session.composer.trial("baseline again")
-        alone = [self._trial(session, switch, switch) for switch in self.switches]
-        session.progress.parts = 1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0)
+        alone = self.trials(session.composer)
+        session.progress.measure(1 + len(alone) + (1 + len(alone) if len(alone) > 1 else 0),
+                                 then="verifying" if self.verify else "")
 
         baseline = session.baseline(first, self.timing)
+        session.progress.start_over()
         find_floor(session, judge, baseline, again)
         for trial in alone:
             row, baseline = compare(session, judge, trial, baseline, "alone")
@@ -65,12 +73,6 @@ class Ablation:
         session.record.facts["overlap"] = overlap(session.record.rows, session.record.facts.get("floor"))
         if self.verify:
             self._prove(session, first, alone)
-
-    def _trial(self, session: Session, name: str, *switches: str) -> Trial:
-        try:
-            return session.composer.trial(name, *switches)
-        except ConfigError as error:
-            raise ConfigError(f"bench.switches: {name}: {error}") from None
 
     def _together(self, session: Session, judge: Judge, base: Resident) -> tuple[Trial | None, Resident]:
         """(all switches, or all that run alone where all do not run, or None; the baseline)."""
@@ -125,12 +127,13 @@ class Ablation:
         from forge.bench.proof import prove
 
         rows = {row["name"]: row for row in session.record.rows if row["kind"] == "alone"}
-        for trial in alone:
-            if rows[trial.name]["status"] not in RAN:
-                continue
-            session.progress.tell(f"{trial.name}: verifying")
+        ran = [trial for trial in alone if rows[trial.name]["status"] in RAN]
+        session.progress.measure(len(ran), "switch")
+        for trial in ran:
+            session.progress.tell(trial.name, "verifying")
             rows[trial.name] |= prove(trial, first, self.verify_seconds)
             session.record.write()
+            session.progress.done()
 
 
 def overlap(rows: list[dict[str, Any]], floor: float | None) -> dict[str, Any] | None:

@@ -59,7 +59,7 @@ class Micro:
         plain = {**QUIET, "compile": "compile=none"}            # compiled code hides its products
         trial = session.composer.trial(BASELINE, quiet=plain)
         options = self._attention(session, plain) if "attention" in self.families else {}
-        session.progress.parts = len(self.families)
+        session.progress.measure(len(self.families))
         arm: Arm | None = None
         for family in self.families:
             if arm is None:
@@ -81,7 +81,7 @@ class Micro:
             session.progress.done()
 
     def _rows(self, session: Session, arm: Arm, family: str, options: dict[str, Trial]) -> list[dict[str, Any]]:
-        session.progress.tell(f"{family}: measuring")
+        session.progress.tell(family, "measuring")
         settings = {name: value for name, value in vars(self).items() if name not in ("families", "patience")}
         usable = {name: str(trial.folder) for name, trial in options.items() if trial.problem is None}
         rows: list[dict[str, Any]] = arm.ask("probe", family=family, settings={**settings, "options": usable})["rows"]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge.bench import Timing
 from forge.bench.aa import floor_problems
-from forge.errors import ConfigError
+from forge.bench.proof import proof_problems
+from forge.bench.trial import switched
 
 if TYPE_CHECKING:
     from forge.bench.compare import Judge
     from forge.bench.session import Resident, Session
-    from forge.bench.trial import Trial
+    from forge.bench.trial import Composer, Trial
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,22 @@ class Path:
             yield f"bench.path={self.path}: two steps at least are wanted."
         for step in sorted({step for step in self.path if self.path.count(step) > 1}):
             yield f"bench.path names {step} more than once: a step is one row."
+        yield from proof_problems(self.verify_seconds)
+
+    def trials(self, composer: Composer) -> list[Trial]:
+        """Every step. Raises ConfigError."""
+        return [switched(composer, "bench.path", step, step) for step in self.path]
 
     def __call__(self, session: Session) -> None:
         from forge.bench.compare import Judge, find_floor, note_smallest
         from forge.bench.session import matmul_rate
 
         judge = Judge(self.timing, self.max_floor, matmul_rate(self.micro))
-        trials = [self._trial(session, step, step) for step in self.path]
-        again = self._trial(session, f"{self.path[0]} again", self.path[0])
-        session.progress.parts = len(trials)
+        trials = self.trials(session.composer)
+        again = session.composer.trial(f"{self.path[0]} again", self.path[0])
+        session.progress.measure(len(trials), then="verifying" if self.verify else "")
         first = session.baseline(trials[0], self.timing)
+        session.progress.start_over()
         find_floor(session, judge, first, again)
         before = first
         for trial in trials[1:]:
@@ -55,12 +62,6 @@ class Path:
         session.end()
         if self.verify:
             self._prove(session, trials)
-
-    def _trial(self, session: Session, name: str, step: str) -> Trial:
-        try:
-            return session.composer.trial(name, step)
-        except ConfigError as error:
-            raise ConfigError(f"bench.path: {step}: {error}") from None
 
     def _step(self, session: Session, judge: Judge, trial: Trial, first: Resident,
               before: Resident) -> tuple[Resident, Resident]:
@@ -92,9 +93,11 @@ class Path:
         from forge.bench.proof import prove
 
         named = {trial.name: trial for trial in trials}
-        for row in session.record.rows:
-            if row["kind"] != "step" or row["status"] not in ("measured", "disturbed"):
-                continue
-            session.progress.tell(f"{row['name']}: verifying")
+        ran = [row for row in session.record.rows
+               if row["kind"] == "step" and row["status"] in ("measured", "disturbed")]
+        session.progress.measure(len(ran))
+        for row in ran:
+            session.progress.tell(row["name"], "verifying")
             row |= prove(named[row["name"]], named[row["against"]], self.verify_seconds)
             session.record.write()
+            session.progress.done()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from forge.bench.trial import Trial
 from forge.command_line import FOLDERS
@@ -17,6 +22,11 @@ UNVERIFIED = "unverified"
 ANSWERS = (Exit.ANSWERED, Exit.ASSERTION_FAILED, Exit.CANNOT_JUDGE)
 
 
+def proof_problems(verify_seconds: float) -> Iterator[str]:
+    if not verify_seconds > 0:
+        yield f"bench.verify_seconds={verify_seconds}: more than 0 is wanted; bench.verify=false asks for no proof."
+
+
 def prove(trial: Trial, baseline: Trial, seconds: float) -> dict[str, str | None]:
     """The columns of a row: the verdict of forge.verify and its reason, or unverified and why."""
     if find_spec("forge.verify") is None:
@@ -24,18 +34,48 @@ def prove(trial: Trial, baseline: Trial, seconds: float) -> dict[str, str | None
     place = trial.folder / "verify"
     command = [sys.executable, "-m", "forge.verify", *trial.words, f"baseline={shlex.join(training_words(baseline))}",
                f"run_dir={place}"]
-    try:        # in a session of its own: a Ctrl-C ends this process, which then ends that one
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, start_new_session=True)
+    try:
+        code, said = _asked(command, seconds)
     except subprocess.TimeoutExpired:
         return _unverified(f"forge.verify took more than bench.verify_seconds={seconds:g}.")
-    if done.returncode not in ANSWERS:
-        said = done.stderr.strip().splitlines()
-        return _unverified(f"forge.verify ended with exit code {done.returncode}" + (f": {said[-1]}" if said else "."))
+    if code not in ANSWERS:
+        return _unverified(f"forge.verify ended with exit code {code}{_cause(said)}")
+    return _verdict(place)
+
+
+def _verdict(place: Path) -> dict[str, str | None]:
     try:
         result = json.loads((place / "result.json").read_text())
         return {"verify": str(result["verdict"]), "verify_reason": result.get("reason")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return _unverified(f"forge.verify left no verdict in {place}.")
+
+
+def _asked(command: list[str], seconds: float) -> tuple[int, str]:
+    """(its exit code, its standard error). Raises TimeoutExpired.
+
+    It leads a session of its own, which is killed however this ends, so that nothing it started outlives it; and it is
+    told whose child it is, so that it dies with a parent that is killed.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               text=True, errors="replace", start_new_session=True,
+                               env=os.environ | {"FORGE_PARENT": str(os.getpid())})
+    try:
+        _, said = process.communicate(timeout=seconds)
+        return process.returncode, said
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _cause(said: str) -> str:
+    """Why it ended, out of its standard error: its last sentence that is not about where to read on."""
+    lines = [line for line in said.strip().splitlines()
+             if line.strip() and not line.startswith("The traceback is in ") and not line.endswith("(above).")]
+    starts = [place for place, line in enumerate(lines) if line.startswith("forge: ")]
+    cause = " ".join(lines[starts[-1]:] if starts else lines[-1:])
+    return f": {cause}" if cause else "."
 
 
 def training_words(trial: Trial) -> list[str]:

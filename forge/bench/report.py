@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 
-NAME_WIDTH = 16         # a name that is cut into shorter pieces cannot be read
+NAME_WIDTH = 24         # of names that are wrapped between their words
+FRAME = 3               # what the frame adds to a column
 WIDTH = 130             # of tables in a file
 # phase -> its column, in the order of a step; a phase that is not here has its own name, behind these
 PHASES = {"data_wait": "data", "copy": "copy", "forward": "forward", "backward": "backward", "passes": "one graph",
@@ -26,18 +27,39 @@ def print_report(result: Result, run_dir: Path) -> None:
         console = Console(width=WIDTH)
     for line in head(result):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    for columns, rows in tables(result):
-        grid = Grid()
-        for place, column in enumerate(columns):
-            grid.add_column(column, justify="left" if place == 0 else "right", overflow="fold",
-                            no_wrap=column == "verdict",
-                            min_width=min(NAME_WIDTH, max(len(row[0]) for row in rows)) if place == 0 else None)
-        for row in rows:
-            grid.add_row(*(cell.replace("[", r"\[") for cell in row))
-        console.print(grid)
+    for table in tables(result):
+        for columns, rows, widths in _fitted(table, console.width):
+            grid = Grid()
+            for place, (column, width) in enumerate(zip(columns, widths, strict=True)):
+                grid.add_column(column, justify="left" if place == 0 else "right", overflow="fold", width=width)
+            for row in rows:
+                grid.add_row(*(cell.replace("[", r"\[") for cell in row))
+            console.print(grid)
     for line in notes(result):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"Record  {run_dir / 'result.json'}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _fitted(table: Table, most: int) -> Iterator[tuple[list[str], list[list[str]], list[int]]]:
+    """The table, or, where it is wider than `most` columns of text, several of its columns each under the same names:
+    a name or a figure that is cut into pieces cannot be read. With the width of each column."""
+    columns, rows = table
+    word = max(len(word) for row in rows for word in row[0].split())
+    name = min(max(len(row[0]) for row in rows), max(word, NAME_WIDTH), most // 2)
+    widths = [min(max(len(column), *(len(row[place]) for row in rows)), most - name - 2 * FRAME - 1)
+              for place, column in enumerate(columns)]
+    places: list[int] = []
+    for place in range(1, len(columns)):
+        if places and name + sum(widths[other] for other in [*places, place]) + FRAME * (len(places) + 2) + 1 > most:
+            yield _part(table, places, [name, *(widths[other] for other in places)])
+            places = []
+        places.append(place)
+    yield _part(table, places, [name, *(widths[other] for other in places)])
+
+
+def _part(table: Table, places: list[int], widths: list[int]) -> tuple[list[str], list[list[str]], list[int]]:
+    columns, rows = table
+    return [columns[place] for place in [0, *places]], [[row[place] for place in [0, *places]] for row in rows], widths
 
 
 def write_report(path: Path, result: Result) -> None:
@@ -72,6 +94,10 @@ def notes(result: Result) -> list[str]:
              for row in result["rows"] if row.get("reason")]
     unverified = {row["verify_reason"] for row in result["rows"] if row.get("verify") == "unverified"}
     lines += [f"unverified: {reason}" for reason in sorted(unverified)]
+    crossed = _crossed(result["rows"])
+    if crossed:
+        lines.append(f"tokens/s and gain point in opposite directions at {', '.join(crossed)}: tokens/s of two rows "
+                     f"are of different moments, and a gain compares neighbouring turns. The gain counts.")
     if result.get("overlap"):
         lines.append(_together(result["overlap"]))
     if result["throttling"]:
@@ -86,6 +112,20 @@ def notes(result: Result) -> list[str]:
     elif result["status"] != "finished":
         lines.append(f"Not to its end ({result['status']})" + (f": {result['reason']}" if result["reason"] else "."))
     return lines
+
+
+def _crossed(rows: list[Result]) -> list[str]:
+    """The rows that have more tokens/s than what they are held against, and lose by their gain, or the reverse."""
+    rates = {row["name"]: row["tokens_per_second"] for row in rows if row.get("tokens_per_second")}
+    return [row["name"] for row in rows if row.get("gain") and row["name"] in rates and row["against"] in rates
+            and (rates[row["name"]] - rates[row["against"]]) * row["gain"]["estimate"] < 0]
+
+
+def _shortened(rows: list[Result]) -> list[Result]:
+    """The rows of a path whose steps all lie in one folder, under names without it."""
+    folders = {row["name"].rpartition("/")[0] for row in rows}
+    start = f"{min(folders)}/" if len(folders) == 1 and folders != {""} and " " not in min(folders) else ""
+    return [{**row, "name": row["name"].removeprefix(start)} for row in rows]
 
 
 def _together(both: Result) -> str:
@@ -103,7 +143,7 @@ def tables(result: Result) -> list[Table]:
 
 def _compared(result: Result) -> list[Table]:
     """What each arm gains, what it costs, and where its time goes."""
-    rows = result["rows"]
+    rows = _shortened(result["rows"])
     first, verified = any("over_first" in row for row in rows), any(row.get("verify") for row in rows)
     measured = any(row.get("mfu_measured") is not None for row in rows)
     gains = [[row["name"], number(row.get("tokens_per_second"), 0), interval(row.get("gain")),

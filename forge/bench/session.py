@@ -79,7 +79,7 @@ class Session:
         if trial.problem is not None:
             raise ArmFailed(trial.problem, ConfigError.exit_code, trial.name)
         trial.freeze()
-        self.progress.tell(f"{trial.name}: starting")
+        self.progress.tell(trial.name, "starting")
         arm = Arm(trial, patience, cold, self.allowed, self.arms)
         noted |= arm.facts
         if self.record.facts["device"] is None:
@@ -90,7 +90,7 @@ class Session:
         """Raises ArmFailed."""
         arm = self.start(trial, timing.patience, timing.cold)
         try:
-            self.progress.tell(f"{trial.name}: warming up")
+            self.progress.tell(trial.name, "warming up")
             resident = Resident(arm, timing)
         except ArmFailed:
             arm.end()
@@ -116,8 +116,7 @@ class Session:
     def blocks(self, sides: Sequence[Side], timing: Timing) -> list[Block]:
         """Turns of the sides, noted in the record with every step. Raises ArmFailed."""
         def told(number: int, name: str) -> None:
-            self.progress.tell(f"{' against '.join(side.name for side in reversed(sides))}: block {number + 1} of "
-                               f"{timing.blocks}, {name}", number / timing.blocks)
+            self.progress.tell(sides[-1].name, f"block {number + 1} of {timing.blocks}")
 
         with self.record.watched():
             blocks = take_blocks(sides, timing.blocks, timing.spare, told)

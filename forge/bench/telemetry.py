@@ -36,7 +36,7 @@ class Telemetry:
 
         watched = {name: word for name, word in QUIET.items() if name != "tracker"}
         trial = session.composer.trial(BASELINE, quiet=watched)
-        session.progress.parts = 1
+        session.progress.measure(1)
         arm = session.baseline(trial, self.timing)
         every = trial.config.tracker.every
         steps = math.ceil(arm.steps / every) * every        # whole rounds: a turn must not miss the costly step

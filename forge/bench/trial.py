@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,12 @@ from forge.composition import training_settings
 from forge.config import Config, check, realise
 from forge.errors import ConfigError
 from forge.freeze import freeze
+from forge.words import OWN
 
 # An arm is measured without what happens beside training, and its schedule never ends.
 QUIET = {"evaluation": "evaluation=none", "snapshot": "snapshot=none", "tracker": "tracker=[]",
          "steps": "steps=1000000"}
+NOT_A_SWITCH = (*OWN, "run_dir", "hydra", "bench")      # said once, for the whole bench, or not at all
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,38 @@ class Composer:
         return Trial(name, words, folder, settings, config, None)
 
 
+def switched(composer: Composer, setting: str, name: str, switch: str) -> Trial:
+    """The trial of one item of bench.switches or bench.path. Raises ConfigError, which names `setting`, where the
+    switch is wrong whatever the baseline is."""
+    try:
+        trial = composer.trial(name, switch)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {switch or 'an item'}: {error}") from None
+    wrong = [said for said in (trial.problem or "").splitlines() if _wrong_by_itself(said, words_of(switch))]
+    if wrong:
+        raise ConfigError(f"{setting}: {switch}: {wrong[0]}")
+    return trial
+
+
+def _wrong_by_itself(problem: str, words: list[str]) -> bool:
+    """A value that no configuration takes. A complaint about one says only what is wanted (`steps=0: at least 1 is
+    wanted`); one about two parts names the other."""
+    return any(re.match(rf"{re.escape(key(word))}=[^\s:]*: .*\bwanted\b", problem) for word in words)
+
+
 def words_of(switch: str) -> list[str]:
     """The training overrides in one string. Raises ConfigError."""
     try:
         words = shlex.split(switch)
     except ValueError as error:
         raise ConfigError(f"{switch}: {error}.") from None
+    if not words:
+        raise ConfigError(f"{switch!r} holds no words: SETTING=VALUE or GROUP=OPTION is wanted.")
     for word in words:
+        if word.startswith("-"):
+            raise ConfigError(f"{word} is a flag, and a switch holds training settings only.")
+        if re.split(r"[./@]", key(word))[0] in NOT_A_SWITCH:
+            raise ConfigError(f"{word} is no training setting, and a switch holds nothing else.")
         if "=" not in word and not word.startswith("~"):
             raise ConfigError(f"{word!r} is not an override: SETTING=VALUE or GROUP=OPTION is wanted.")
     return words

@@ -133,10 +133,11 @@ def test_a_baseline_that_does_not_run_ends_the_bench_with_its_own_words(on, tmp_
     assert result["status"] == "failed" and result["exit_code"] == Exit.CRASHED
 
 
-def test_parts_that_do_not_fit_together_are_a_row(on):
+def test_parts_that_do_not_fit_together_are_a_row(on, capsys):
     """moe_tiny has heads of 32, and rotary positions turn pairs."""
     _, result = on(Machine(SPEEDS), "bench.switches=[model.head_width=33,loss=chunked]")
     row = rows_of(result)["model.head_width=33"]
+    assert "model.head_width=33 will not be measured: " in capsys.readouterr().err.splitlines()[0]
     assert row["status"] == "failed" and row["exit_code"] == Exit.USAGE and "make it even" in row["reason"]
 
 

@@ -88,10 +88,12 @@ def test_a_slow_option_is_slower_and_broken_ones_are_rows(planted, shards, tmp_p
     assert "ValueError: broken on purpose" in rows["augment=breaks"]["reason"]
     assert "ended with exit code 7" in rows["augment=breaks augment.at=0"]["reason"]
     assert rows["all"]["status"] == "failed" and "augment.seconds is not a setting" in rows["all"]["reason"]
-    assert "augment.seconds=0.036 against baseline: block" in said.err
+    assert "step 2 of 8: augment.seconds=0.036: block 1 of 4" in said.err
 
 
-def test_ctrl_c_leaves_what_was_measured_and_no_arm(shards, tmp_path):
+@pytest.mark.parametrize(("number", "code", "status"), [
+    (signal.SIGINT, Exit.INTERRUPTED, "interrupted"), (signal.SIGTERM, Exit.STOPPED, "stopped")])
+def test_a_signal_leaves_what_was_measured_and_no_arm(shards, tmp_path, number, code, status):
     command = subprocess.Popen(
         [sys.executable, "-m", "forge.bench", *SMALL, *shards, "bench=aa", "bench.timing.blocks=1000",
          f"run_dir={tmp_path}/record"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -100,15 +102,15 @@ def test_ctrl_c_leaves_what_was_measured_and_no_arm(shards, tmp_path):
             break
     arms = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_arm(path, tmp_path)]
     assert len(arms) == 2
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     out, err = command.communicate(timeout=60)
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{arm}").exists() for arm in arms) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_arm(Path(f"/proc/{arm}"), tmp_path) for arm in arms)
     result = json.loads((tmp_path / "record/result.json").read_text())
-    assert command.returncode == Exit.INTERRUPTED == result["exit_code"], err
-    assert result["status"] == "interrupted" and "Traceback" not in err and "Record" in out
+    assert command.returncode == code == result["exit_code"], err
+    assert result["status"] == status and "Traceback" not in err and "Record" in out
     assert (tmp_path / "record/report.md").exists()
 
 

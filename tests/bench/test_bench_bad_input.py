@@ -30,7 +30,7 @@ def typed(monkeypatch, tmp_path, capfd):
             main()
         said = "".join(capfd.readouterr())
         assert "Traceback" not in said
-        assert not list(Path().rglob("*.*")), "nothing was written"
+        assert not list(Path().rglob("*")), "nothing was written"
         return ended.value.code, said
 
     return bench
@@ -47,6 +47,14 @@ def typed(monkeypatch, tmp_path, capfd):
     (["bench.max_floor=0"], "bench.max_floor=0.0: more than 0 is wanted"),
     (["bench.switches=[]"], "bench.switches=[]: name one at least"),
     (["bench.switches=[loss=plain,loss=plain]"], "bench.switches names loss=plain more than once"),
+    (["bench.switches=compile=blocks"], "is no list: write 'bench.switches=[...]', as in 'bench.switches=[compile="),
+    (["bench.switches=[loss=']"], "is no list: write 'bench.switches=[...]'"),
+    (["bench.switches=[a=[1]"], "with every quote and bracket closed"),
+    (["bench.switches=[a=1],b=[1]"], "with every quote and bracket closed"),
+    (["bench.switches=null"], "bench.switches=null is no list"), (["bench.path=x"], "bench.path=x is no list"),
+    (["bench.timing=null"], "bench.timing=null: its parts are settings of their own"),
+    (["bench.verify_seconds=0"], "bench.verify_seconds=0.0: more than 0 is wanted"),
+    (["run_dir="], "run_dir names no folder"), (["run_dir=null"], "run_dir names no folder"),
     (["bench=path", "bench.path=[loss=plain]"], "two steps at least are wanted"),
     (["bench=path", "bench.resident=4", "bench.path=[a=1,b=1]"], "bench.resident=4: one of 2, 3 is wanted."),
     (["bench=micro", "bench.families=[matmull]"], "Did you mean 'matmul'?"),
@@ -70,13 +78,19 @@ def test_the_command_s_own_words(typed, words, said):
     (["bench.switches=[model.width=wide]"],
      "bench.switches: model.width=wide: model.width='wide': a whole number is wanted."),
     (["bench.switches=[fast]"], "'fast' is not an override"),
+    (["bench.switches=[global_batch=0]"], "bench.switches: global_batch=0: global_batch=0: at least 1 is wanted."),
+    (["bench.switches=[hardware.processes=0]"], "hardware.processes=0: at least 1 is wanted."),
+    (["bench.switches=['']"], "'' holds no words"), (["bench.switches=[' ',loss=plain]"], "holds no words"),
+    (["bench.switches=[loss=chunked,]"], "holds no words"),
+    *((["bench.switches=[" + word + "]"], f"{word} is no training setting") for word in (
+        "resume=x", "from=x", "run_dir=x", "allowed_packages=x", "+run_dir=x", "hydra.run.dir=x", "bench.most=1")),
+    (["bench.switches=[loss=chunked --cfg=job]"], "--cfg=job is a flag"),
+    (["bench=path", "bench.path=[loss=plain,steps=0]"], "bench.path: steps=0: steps=0: at least 1 is wanted"),
     (["bench=path", "bench.path=[loss=plain,experiment=nothing]"], "bench.path: experiment=nothing: "),
     (["bench.micro=nowhere"], "bench.micro=nowhere cannot be read"),
 ])
 def test_the_words_of_baseline_and_switches(typed, words, said, monkeypatch):
     monkeypatch.setattr("forge.bench.trial.training_settings", composed)
-    monkeypatch.setattr("forge.bench.record.Record.write", lambda record: None)
-    monkeypatch.setattr("forge.bench.__main__.write_report", lambda path, result: None)
     code, told = typed(CPU, *words)
     assert code == Exit.USAGE and said in told, told
 
@@ -116,6 +130,7 @@ def test_no_picture_without_matplotlib_and_none_of_something_else(typed, tmp_pat
     ("bench.timing.blocks=5", "bench.timing.blocks=5"),
     ("bench.switches=[a,b]", "bench.switches=[a,b]"),
     ("bench.switches=[a=1,'b=2 c=3', d=[x,y] e={f: 1}]", "bench.switches=['a=1','b=2 c=3','d=[x,y] e={f: 1}']"),
+    ("bench.switches=[a=1,]", "bench.switches=['a=1','']"), ("bench.switches=[a=1,'']", "bench.switches=['a=1','']"),
     ("bench.switches=[\"a='x, y'\"]", r"bench.switches=['a=\'x, y\'']"),
 ])
 def test_lists_of_words_are_put_in_hydra_s_terms(word, becomes):

@@ -1,7 +1,9 @@
 """What is asked of forge.verify, and what is drawn."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,11 @@ def test_the_verdict_of_verify_is_the_proof(trials, verify, tmp_path):
 
 @pytest.mark.parametrize(("answer", "why"), [
     ("echo 'forge: no such thing.' >&2; exit 2", "ended with exit code 2: forge: no such thing."),
+    ("echo 'forge: The candidate crashed: ValueError: x' >&2; echo 'The traceback is in y' >&2; exit 1",
+     "ended with exit code 1: forge: The candidate crashed: ValueError: x"),
+    ("echo 'forge: rank 1: x.' >&2; echo 'forge: The candidate could not be run (above).' >&2; exit 1",
+     "ended with exit code 1: forge: rank 1: x."),
+    ("printf 'Traceback:\\nValueError: y\\n' >&2; exit 1", "ended with exit code 1: ValueError: y"),
     ("exit 1", "ended with exit code 1."), ("exit 0", "left no verdict"),
     ("echo '[]' > $place/result.json", "left no verdict"),
     ("exec sleep 30", "took more than bench.verify_seconds=0.3")])
@@ -59,6 +66,19 @@ def test_no_verdict_is_said_to_be_none(trials, verify, answer, why):
     verify(answer)
     found = prove(*trials, 0.3)
     assert found["verify"] == "unverified" and why in found["verify_reason"]
+
+
+def test_verify_dies_with_the_bench_and_what_it_started_with_it(trials, verify, tmp_path):
+    """FORGE_PARENT is what forge.process.die_with_parent reads."""
+    verify("""echo $FORGE_PARENT > "$place/parent"; sleep 30 & echo $! > "$place/child"; sleep 30""")
+    prove(*trials, 0.5)
+    place = tmp_path / "switch/verify"
+    assert (place / "parent").read_text().strip() == str(os.getpid())
+    child = Path(f"/proc/{(place / 'child').read_text().strip()}/stat")
+    deadline = time.monotonic() + 5
+    while child.exists() and ") Z" not in child.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not child.exists() or ") Z" in child.read_text()
 
 
 @pytest.fixture
