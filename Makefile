@@ -15,6 +15,9 @@ SMOKE = hardware=cpu hardware.threads=1 model.width=32 model.layers=1 model.head
 SHORT = bench.timing.blocks=4 bench.timing.spare=0 bench.timing.steps=4 bench.timing.seconds=0.1 bench.timing.warmup=3
 BENCH = $(RUN) -m forge.bench $(SMOKE)
 
+# Kernels are tested in its interpreter where there is no GPU; with a GPU, torch says which version it wants.
+TRITON = $(shell command -v nvidia-smi >/dev/null 2>&1 && echo triton || echo triton==3.6.0)
+
 .PHONY: train test check bench-smoke clean
 
 train: $(VENV)/installed
@@ -43,7 +46,7 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(RUN) -m pip install --quiet --editable ".[text,test]"
+	$(RUN) -m pip install --quiet "$(TRITON)" --editable ".[text,test]"
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -43,12 +44,19 @@ def training_settings(words: list[str]) -> DictConfig:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """The line that was typed, and what Hydra is told by the environment, are this command's own afterwards."""
+    """The line that was typed, what Hydra is told by the environment, and the loggers, which it silences, are this
+    command's own afterwards."""
     typed, told = sys.argv[1:], os.environ.get("HYDRA_FULL_ERROR")
+    root = logging.getLogger()
+    level, loggers = root.level, [one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    silent = [logger.disabled for logger in loggers]
     try:
         yield
     finally:
         sys.argv[1:] = typed
+        root.setLevel(level)
+        for logger, disabled in zip(loggers, silent, strict=True):
+            logger.disabled = disabled
         os.environ.pop("HYDRA_FULL_ERROR", None)
         if told is not None:
             os.environ["HYDRA_FULL_ERROR"] = told

@@ -5,6 +5,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"        # spinning threads make small steps ten times slower
 
 import json
+import logging
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -40,6 +41,15 @@ class Finished:
     @property
     def losses(self) -> dict[int, float]:
         return {record["step"]: record["loss"] for record in self.records if "loss" in record}
+
+
+@pytest.fixture(autouse=True)
+def _loggers_are_nobodys():
+    """A run inside the tests' process takes the loggers for itself, as a worker does, Hydra silences them, and other
+    tests listen to them."""
+    logging.getLogger().setLevel(logging.WARNING)
+    for logger in map(logging.getLogger, ("forge", "py.warnings")):
+        logger.propagate, logger.handlers, logger.disabled = True, [], False
 
 
 @pytest.fixture(scope="session")

@@ -41,3 +41,15 @@ def test_options_beside_conf_are_found(tmp_path):
     (tmp_path / "verify").mkdir()
     (tmp_path / "verify/mine.yaml").write_text("_target_: mine.Mine\nsize: 3\n")
     assert own_settings("verify", "verify", ["verify=mine"], [str(tmp_path)]) == {"_target_": "mine.Mine", "size": 3}
+
+
+def test_composing_silences_no_logger():
+    """Hydra would: it disables all loggers there are, and raises the root's level."""
+    import logging
+
+    from forge.composition import training_settings
+
+    logger = logging.getLogger("forge")
+    before = logging.getLogger().level
+    training_settings(["run_dir=x"])
+    assert not logger.disabled and logging.getLogger().level == before

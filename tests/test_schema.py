@@ -59,7 +59,8 @@ def test_a_mistake_is_named_with_its_path_and_value(change, said):
 def test_a_missing_setting_is_named():
     mistakes: list[str] = []
     structure(Outer, {key: value for key, value in GOOD.items() if key != "rate"}, "part", mistakes)
-    assert mistakes == ["part.rate is not set, and has no default: state it in the YAML of this option."]
+    assert mistakes == ["part.rate is not set, and has no default: state it in the YAML of this option, "
+                        "or type it (a run that was frozen before this setting existed wants that)."]
 
 
 def test_all_mistakes_are_found_in_one_pass():

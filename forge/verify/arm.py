@@ -106,8 +106,12 @@ def alone() -> Iterator[None]:
 
 
 def _free(topology: Topology) -> None:
-    """The next job builds a model of its own."""
+    """The next job builds a model of its own, and compiles it: what was compiled before counts against a limit, beyond
+    which PyTorch would run it uncompiled without a word."""
     import torch
+
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
     if topology.device.type == "cuda":
         gc.collect()
