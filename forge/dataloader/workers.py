@@ -59,9 +59,12 @@ class FromWorkers:
         while True:
             try:
                 read = next(running)
-            except RuntimeError as error:   # nothing that the feed raises comes this way: see _Works
+            # Nothing that the feed raises comes this way: see _Works. What a dead worker sent may still refer to it.
+            except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
                 self.close()
-                raise ForgeError(f"{str(error).split('. ')[0].strip()}. Most often memory ran out: lower "
+                said = str(error).split(". ")[0].strip() if isinstance(error, RuntimeError) else \
+                    "DataLoader worker exited unexpectedly, with what it had read"
+                raise ForgeError(f"{said}. Most often memory ran out: lower "
                                  "dataloader.workers or dataloader.prefetch_factor; dataloader=simple shows what an "
                                  "error in reading says.") from error
             if isinstance(read, _Failure):
