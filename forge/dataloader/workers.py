@@ -7,6 +7,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,11 +50,14 @@ class FromWorkers:
         atexit.unregister(self.close)
         running, self._running, self._loader._iterator = self._running, None, None
         if running is not None and self._loader.num_workers:
-            running._shutdown_workers()
+            # torch raises, in whatever is being done, when it hears that a worker has died: also in here.
+            with suppress(RuntimeError):
+                running._shutdown_workers()
             for worker in running._workers:
-                if worker.is_alive():       # stuck in a read that does not end
-                    worker.kill()
-                    worker.join()
+                with suppress(RuntimeError):
+                    if worker.is_alive():       # stuck in a read that does not end
+                        worker.kill()
+                        worker.join()
 
     def _works(self, running: Any) -> Iterator[Work]:
         while True:
