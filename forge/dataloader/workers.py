@@ -7,7 +7,7 @@ import pickle
 import signal
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from forge.batch import Cursor, Work
 from forge.errors import ForgeError
 from forge.feed import Feed
 
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 _ALIGNED = 64       # bytes: where a tensor may begin in a shared buffer; a cache line, and any dtype's size divides it
 
 
@@ -41,7 +42,8 @@ class FromWorkers:
     def __iter__(self) -> Iterator[Work]:
         if not self._loader.persistent_workers:
             self.close()
-        self._running = iter(self._loader)
+        with _held_back():
+            self._running = iter(self._loader)
         # Before multiprocessing's own exit hook, which asks with SIGTERM and would wait for workers that ignore it
         atexit.register(self.close)
         return self._works(self._running)
@@ -168,8 +170,20 @@ def _unchanged(read: Any) -> Any:
     return read
 
 
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Signals wait meanwhile, and in processes that start meanwhile until those unblock them: a worker that has not
+    yet come to _only_read would die of one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _only_read(worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process. The rank decides what they mean; until it closes the
     reader, it still needs what its workers read."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -215,16 +215,17 @@ def test_a_worker_that_dies_ends_the_run(fail, words, tmp_path):
     assert re.search(f"DataLoader worker.*({words}).*lower dataloader.workers", done.stdout)
 
 
-def test_workers_read_on_through_the_signals_of_an_ending_run():
+@pytest.mark.parametrize("first", [0, 1], ids=["starting", "reading"])
+def test_workers_read_on_through_the_signals_of_an_ending_run(first):
     each, before = feed(), children()
     reader = workers(2).build(each, ALONE)
     try:
         works = iter(reader)
-        found = [next(works)]
+        found = list(itertools.islice(works, first))
         for child in children() - before:
             os.kill(child, signal.SIGINT)
             os.kill(child, signal.SIGTERM)
-        found += list(itertools.islice(works, 9))
+        found += list(itertools.islice(works, 10 - first))
         assert_equal(found, list(itertools.islice(Simple().build(each, ALONE), 10)))
     finally:
         reader.close()
