@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from routings import routing
 
 from forge.attention.eager import Eager
 from forge.config import conf_dir
 from forge.loss.plain import Plain
 from forge.model import Parts
 from forge.model.decoder import Decoder, Llama3Scaling, Rotary
-from forge.moe_router import Routing
 from forge.moe_router.loop import Loop
 from forge.operators.native import Native
 from forge.schema import structure
@@ -37,7 +37,7 @@ LLAMA = Decoder(
     rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, fused_qkv=True,
     qk_norm="none", clip_qkv=None, window=None, tied=False, dropout=0.0, init_std=0.02, routing=None, family="llama",
     weights=None)
-ROUTING = Routing(num_experts=5, top_k=2, normalize=True, aux_loss=0.0, aux_scope="batch", z_loss=0.0)
+ROUTING = routing(num_experts=5, normalize=True)
 SMALL = {
     "gpt2": replace(LLAMA, kv_heads=4, hidden=128, norm="layer", rotary=None, activation="gelu_tanh", biases=True,
                     tied=True, family="gpt2"),

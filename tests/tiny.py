@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
+from routings import routing
 
 from forge.attention.sdpa import SDPA
 from forge.batch import Batch
 from forge.loss.plain import Plain
 from forge.model import Parts
 from forge.model.decoder import Decoder, Rotary
-from forge.moe_router import Routing
 from forge.moe_router.sorted import Sorted
 from forge.operators.native import Native
 
-ROUTING = Routing(num_experts=4, top_k=2, normalize=True, aux_loss=0.01, aux_scope="sequence", z_loss=0.001)
+ROUTING = routing(normalize=True, aux_loss=0.01, aux_scope="sequence", z_loss=0.001)
 
 
 def tiny_model(layers=3, dropout=0.0, routing=None, attention=None, seed=0, window=None, head_width=8):

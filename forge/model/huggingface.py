@@ -25,7 +25,8 @@ ARCHITECTURES: dict[Family, str] = {
 _GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 # Settings that change no result of the model that was saved: they belong to the run.
-_FREE = {"dropout", "init_std", "weights", "family", "aux_loss", "aux_scope", "z_loss", "fused_qkv"}
+_FREE = {"dropout", "init_std", "weights", "family", "aux_loss", "aux_scope", "z_loss", "fused_qkv",
+         "jitter", "balance", "bias_rate", "threshold", "load_decay", "balance_from", "balance_ramp", "capacity_factor"}
 
 # What this decoder computes in one way only. Absent means the same in every release of transformers.
 _FIXED: Settings = {
@@ -213,7 +214,9 @@ def _routing_fields(settings: Settings, family: Family) -> Settings | None:
     count = settings.get("num_local_experts") or settings.get("num_experts")
     if count is None:
         raise KeyError("num_local_experts" if family == "mixtral" else "num_experts")
-    return {"num_experts": count, "top_k": settings["num_experts_per_tok"],
+    return {"num_experts": count, "top_k": settings["num_experts_per_tok"], "score": "softmax", "scale": 1.0,
+            "groups": 1, "top_groups": 1, "shared_hidden": 0, "jitter": 0.0, "balance": "none", "bias_rate": 0.001,
+            "threshold": 2.0, "load_decay": 0.9, "balance_from": 0, "balance_ramp": 100, "capacity_factor": None,
             "normalize": family == "mixtral" or settings.get("norm_topk_prob", False),
             "aux_loss": settings.get("router_aux_loss_coef", 0.0), "aux_scope": "batch", "z_loss": 0.0}
 

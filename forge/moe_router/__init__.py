@@ -13,19 +13,48 @@ if TYPE_CHECKING:
 class Routing:
     """What is routed how: the semantics that every router executes alike. Ties go to the lower expert id.
 
-    normalize: the weights of the chosen experts sum to one.
+    score: softmax: probabilities over all experts, of which the top_k highest are taken (Switch Transformer);
+        softmax_of_chosen: the top_k highest logits, and a softmax over those (Mixtral); sigmoid: each expert's own
+        score (DeepSeek-V3).
+    normalize: the weights of the chosen experts sum to one. scale: what the weights are multiplied by after that.
+    groups, top_groups: experts stand in so many groups of equal size, and a token chooses among the experts of its
+        top_groups best groups, a group's score being the sum of its two best experts' (DeepSeek-V3). 1, 1: no groups.
+    shared_hidden: width of one more expert, which every token passes through with weight 1; 0: none.
+    jitter: in training, what the gate sees is multiplied by uniform noise from [1 - jitter, 1 + jitter].
     aux_loss: weight of the load-balance loss num_experts * sum_e f_e p_e (Switch Transformer, equation 4, with f
         counting all top_k choices, so that balance gives top_k).
-    aux_scope: over which tokens f and p are taken: each sequence, or the micro-batch.
+    aux_scope: over which tokens f and p are taken: each sequence, the micro-batch, or f over the global batch as far
+        as it has come and p over the micro-batch.
     z_loss: weight of the mean squared log-sum-exp of the router's logits (ST-MoE, equation 5).
+    balance: bias: a bias an expert, which only the choice sees, moves by bias_rate against its load after each update
+        (Wang et al. 2024). overflow: in training, what an expert holds above `threshold` times the smoothed mean load
+        goes, lowest scores first, to the next-best expert of the token that has room.
+    threshold: null: infinite. load_decay: of the moving average of the load, a value per update.
+    balance_from, balance_ramp: updates before overflow balancing begins, and until it has its full effect:
+        meanwhile threshold is divided by the part of the ramp that is behind.
+    capacity_factor: choices beyond this many times the mean load of an expert are dropped, lowest scores first, in
+        training; null: dropless.
     """
 
     num_experts: int
     top_k: int
+    score: Literal["softmax", "softmax_of_chosen", "sigmoid"]
     normalize: bool
+    scale: float
+    groups: int
+    top_groups: int
+    shared_hidden: int
+    jitter: float
     aux_loss: float
-    aux_scope: Literal["sequence", "batch"]
+    aux_scope: Literal["sequence", "batch", "global_batch"]
     z_loss: float
+    balance: Literal["none", "bias", "overflow"]
+    bias_rate: float
+    threshold: float | None
+    load_decay: float
+    balance_from: int
+    balance_ramp: int
+    capacity_factor: float | None
 
 
 @runtime_checkable

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 import torch
+from routings import routing
 
 from forge import notes
-from forge.moe_router import Routing
 from forge.moe_router.fused import Fused
 from forge.moe_router.loop import Loop
 from forge.moe_router.sorted import Sorted
@@ -21,9 +21,9 @@ ROUTERS = pytest.mark.parametrize("router", [Sorted(), Fused()], ids=["sorted", 
 
 def _mixture(router, top_k, dtype):
     torch.manual_seed(0)
-    routing = Routing(EXPERTS, top_k, True, aux_loss=0.3, aux_scope="sequence", z_loss=0.1)
+    how = routing(num_experts=EXPERTS, top_k=top_k, normalize=True, aux_loss=0.3, aux_scope="sequence", z_loss=0.1)
     with torch.device("cuda"):
-        return router.build(WIDTH, HIDDEN, routing).to(dtype)
+        return router.build(WIDTH, HIDDEN, how).to(dtype)
 
 
 def _inputs(rows, length, dtype):

@@ -6,9 +6,9 @@ differ by at most about n * u of the sum of magnitudes; u = 2**-24 in float32. L
 
 import pytest
 import torch
+from routings import routing
 
 from forge import notes
-from forge.moe_router import Routing
 from forge.moe_router.fused import Fused
 from forge.moe_router.loop import Loop
 from forge.moe_router.sorted import Sorted
@@ -18,7 +18,8 @@ WIDTH, HIDDEN, EXPERTS = 12, 20, 5
 
 
 def _routing(top_k, num_experts=EXPERTS, normalize=True, aux_scope="sequence"):
-    return Routing(num_experts, top_k, normalize, aux_loss=0.3, aux_scope=aux_scope, z_loss=0.1)
+    return routing(num_experts=num_experts, top_k=top_k, normalize=normalize, aux_loss=0.3, aux_scope=aux_scope,
+                   z_loss=0.1)
 
 
 def _results(router, routing, x, valid, edit=None, hidden=HIDDEN):
