@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ class Exchange:
     def __call__(self, execute: Execute, tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor,
                  down: Tensor) -> Callable[[], Tensor]:
         """Send the rows on their way. What is returned waits for them, computes and brings the results home."""
-        order = experts.flatten().argsort(stable=True)          # by expert is by rank too
+        order = experts.flatten().argsort(stable=True)          # by expert is by rank too; dropped choices come last
         place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
         trip, coming = self._plan(experts, gate_up.shape[0])
+        order = order[:sum(trip.going)]
         arriving: Tensor = _Depart.apply(tokens, order, place, trip)            # type: ignore[no-untyped-call]
 
         @torch.compiler.disable     # type: ignore[untyped-decorator]
@@ -51,10 +53,10 @@ class Exchange:
     def _plan(self, experts: Tensor, num_here: int) -> tuple[Trip, Tensor]:
         """How many rows go where, and the experts, counted from the first one here, of the rows that come."""
         size = self.group.size()
-        chosen = torch.zeros(experts.shape[0], size * num_here, dtype=torch.int64, device=experts.device)
-        sent = chosen.scatter_(-1, experts, 1).sum(dim=0).view(size, num_here)
+        chosen = torch.zeros(experts.shape[0], size * num_here + 1, dtype=torch.int64, device=experts.device)
+        sent = chosen.scatter_(-1, experts, 1).sum(dim=0)[:-1].view(size, num_here)
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self.group)
+        dist.all_to_all_single(received, sent.contiguous(), group=self.group)
         going, coming = torch.stack([sent.sum(dim=1), received.sum(dim=1)]).tolist()
         here = torch.arange(num_here, device=experts.device).repeat(size)
         return Trip(self.group, going, coming), here.repeat_interleave(received.flatten(), output_size=sum(coming))
@@ -92,21 +94,21 @@ class Trip:
 
 
 # Three functions, since what lies between the first and the second, forward and backward, runs beside the journey.
+# order: [sent], where in [N * top_k] each row that is sent comes from. place: [N * top_k], where in them it went.
 class _Depart(torch.autograd.Function):
     """tokens [N, width] -> rows [received, width] that are still under way."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, order: Tensor, place: Tensor, trip: Trip) -> Tensor:
         ctx.save_for_backward(place)
-        ctx.trip, ctx.num_tokens = trip, tokens.shape[0]
-        return trip.there(tokens.index_select(0, order // (order.numel() // max(1, tokens.shape[0]))))
+        ctx.trip, ctx.num_tokens, ctx.top_k = trip, len(tokens), len(place) // max(len(tokens), 1)
+        return trip.there(tokens.index_select(0, order // max(ctx.top_k, 1)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (place,) = ctx.saved_tensors
-        home = ctx.trip.wait()                  # and not grads[0], which _Arrive sent here
-        top_k = place.numel() // max(1, ctx.num_tokens)
-        return home.index_select(0, place).view(ctx.num_tokens, top_k, -1).sum(dim=1), None, None, None
+        home = _by_choice(ctx.trip.wait(), place)       # and not grads[0], which _Arrive has sent here
+        return home.view(ctx.num_tokens, ctx.top_k, home.shape[-1]).sum(dim=1), None, None, None
 
 
 class _Arrive(torch.autograd.Function):
@@ -132,10 +134,16 @@ class _Return(torch.autograd.Function):
         ctx.save_for_backward(order)
         ctx.trip = trip
         trip.back(out)
-        return trip.wait().index_select(0, place)
+        return _by_choice(trip.wait(), place)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (order,) = ctx.saved_tensors
         ctx.trip.there(grads[0].index_select(0, order))
         return ctx.trip.wait(), None, None, None
+
+
+def _by_choice(rows: Tensor, place: Tensor) -> Tensor:
+    """rows[place], and zeros for choices that were dropped, whose places lie behind all rows."""
+    dropped = len(place) - len(rows)
+    return (F.pad(rows, (0, 0, 0, dropped)) if dropped else rows).index_select(0, place)

@@ -83,6 +83,23 @@ def spread_of(parameter: Tensor) -> Spread | None:
     return found
 
 
+def whole_shape(parameter: Tensor) -> torch.Size:
+    spread = spread_of(parameter)
+    return parameter.shape if spread is None else spread.whole
+
+
+def gathered(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """What belongs to a parameter (its value, its gradient), whole and on the host: see Spread.gather."""
+    spread = spread_of(parameter)
+    return tensor.detach().cpu() if spread is None else spread.gather(tensor.detach())
+
+
+def mine_of(parameter: Tensor, whole: Tensor) -> Tensor:
+    """This rank's part of what belongs to a parameter."""
+    spread = spread_of(parameter)
+    return whole if spread is None else whole[spread.mine]
+
+
 def spread_in(model: nn.Module) -> dict[str, Spread]:
     """Of each parameter that is spread, by its name."""
     found = {name: spread_of(parameter) for name, parameter in model.named_parameters()}
