@@ -41,7 +41,8 @@ def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor
     hidden = _swiglu(grouped_product(rows, gate_up, ends))
     out = grouped_product(hidden, down, ends)
     mine: Tensor = _Collect.apply(out, order, place, dropped)       # type: ignore[no-untyped-call]
-    return (mine.view(*experts.shape, tokens.shape[-1]) * weights.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
+    weights = weights.masked_fill(dropped, 0).unsqueeze(-1)
+    return (mine.view(*experts.shape, tokens.shape[-1]) * weights).sum(dim=1).to(tokens.dtype)
 
 
 def _swiglu(gate_and_up: Tensor) -> Tensor:
