@@ -24,9 +24,13 @@ ARCHITECTURES: dict[Family, str] = {
     "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
+# What only training does to a routing, and no config.json says: off, until the run says otherwise.
+_TRAINING: Settings = {
+    "jitter": 0.0, "aux_scope": "batch", "z_loss": 0.0, "balance": "none", "bias_rate": 0.001, "threshold": 2.0,
+    "load_decay": 0.9, "balance_from": 0, "balance_ramp": 100, "capacity_factor": None}
+
 # Settings that change no result of the model that was saved: they belong to the run.
-_FREE = {"dropout", "init_std", "weights", "family", "aux_loss", "aux_scope", "z_loss", "fused_qkv",
-         "jitter", "balance", "bias_rate", "threshold", "load_decay", "balance_from", "balance_ramp", "capacity_factor"}
+_FREE = {"dropout", "init_std", "weights", "family", "fused_qkv", "aux_loss", *_TRAINING}
 
 # What this decoder computes in one way only. Absent means the same in every release of transformers.
 _FIXED: Settings = {
@@ -112,6 +116,10 @@ def _flat(decoder: Decoder) -> Settings:
     visit(decoder, "model")
     if decoder.rotary is not None:
         del found["model.max_length"]       # written down only
+    if found.get("model.routing.score") == "softmax_of_chosen":
+        # The same weights: what all probabilities have in common cancels. Families that state no score (Mixtral's
+        # formula is the one, transformers computes the other) are read as the second, as forge has always written them.
+        found |= {"model.routing.score": "softmax", "model.routing.normalize": True}
     return found
 
 
@@ -214,11 +222,10 @@ def _routing_fields(settings: Settings, family: Family) -> Settings | None:
     count = settings.get("num_local_experts") or settings.get("num_experts")
     if count is None:
         raise KeyError("num_local_experts" if family == "mixtral" else "num_experts")
-    return {"num_experts": count, "top_k": settings["num_experts_per_tok"], "score": "softmax", "scale": 1.0,
-            "groups": 1, "top_groups": 1, "shared_hidden": 0, "jitter": 0.0, "balance": "none", "bias_rate": 0.001,
-            "threshold": 2.0, "load_decay": 0.9, "balance_from": 0, "balance_ramp": 100, "capacity_factor": None,
+    return {"num_experts": count, "top_k": settings["num_experts_per_tok"], "score": "softmax",
             "normalize": family == "mixtral" or settings.get("norm_topk_prob", False),
-            "aux_loss": settings.get("router_aux_loss_coef", 0.0), "aux_scope": "batch", "z_loss": 0.0}
+            "scale": 1.0, "groups": 1, "top_groups": 1, "shared_hidden": 0,
+            "aux_loss": settings.get("router_aux_loss_coef", 0.0), **_TRAINING}
 
 
 def _routing_settings(routing: Routing, family: Family) -> Settings:

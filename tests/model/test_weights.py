@@ -2,7 +2,8 @@
 
 import json
 import pickle
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError, UnreadableError
 from forge.model import weights
-from forge.model.huggingface import decoder_of, read_config, settings_of
+from forge.model.huggingface import decoder_of, differences, read_config, settings_of
 from forge.model.layouts import layouts
 from forge.model.weights import companions, load_weights, save_weights
+from forge.moe_router import Routing
 
 ALL = pytest.mark.parametrize("name", SMALL)
 
@@ -76,10 +78,48 @@ def test_square_experts_are_not_transposed(tmp_path):
         _assert_same(_written(decoder, tmp_path / str(hidden)), _read(decoder, tmp_path / str(hidden)))
 
 
+def _again(decoder):
+    return decoder_of(json.loads(json.dumps(settings_of(decoder))), "config.json")
+
+
 @ALL
 def test_the_settings_round_trip(name):
-    decoder = SMALL[name]
-    assert decoder_of(json.loads(json.dumps(settings_of(decoder))), "config.json") == decoder
+    decoder, again = SMALL[name], _again(SMALL[name])
+    assert differences(again, decoder) == [] and again.family == decoder.family
+    assert (again.dropout, again.init_std, again.fused_qkv) == (decoder.dropout, decoder.init_std, decoder.fused_qkv)
+    if decoder.routing is not None:
+        assert _again(replace(decoder, routing=replace(decoder.routing, aux_loss=0.5))).routing.aux_loss == 0.5
+
+
+OTHERWISE = {"num_experts": 6, "top_k": 3, "score": "sigmoid", "normalize": None, "scale": 1.5, "groups": 2,
+             "top_groups": 2, "shared_hidden": 96}
+ONLY_TRAINING = {"jitter", "aux_loss", "aux_scope", "z_loss", "balance", "bias_rate", "threshold", "load_decay",
+                 "balance_from", "balance_ramp", "capacity_factor"}
+
+
+@pytest.mark.parametrize("name", [name for name, decoder in SMALL.items() if decoder.routing is not None])
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_what_a_routing_computes_is_written_or_refused(name, field):
+    before = SMALL[name].routing
+    value = not before.normalize if field == "normalize" else OTHERWISE[field]
+    decoder = replace(SMALL[name], routing=replace(before, **{field: value}))
+    if value == getattr(before, field):
+        return
+    try:
+        assert getattr(_again(decoder).routing, field) == value
+    except ConfigError as error:
+        assert re.search(rf"no place for .*model.routing.{field}=", str(error))
+
+
+def test_every_setting_of_a_routing_is_known_to_change_results_or_not_to():
+    assert {field.name for field in fields(Routing)} == OTHERWISE.keys() | ONLY_TRAINING
+
+
+def test_a_softmax_of_the_chosen_is_a_normalised_softmax():
+    decoder = replace(SMALL["mixtral"], routing=replace(ROUTING, score="softmax_of_chosen", normalize=False))
+    assert settings_of(decoder) == settings_of(SMALL["mixtral"])
+    assert [name for name, _, _ in differences(decoder, replace(decoder, routing=replace(ROUTING, normalize=False)))] \
+        == ["model.routing.normalize"]
 
 
 @pytest.mark.parametrize("name", ["moe_tiny", "gpt2_1558m", "llama_160m", "llama_1b", "llama_8b", "mixtral_8x7b",
