@@ -28,7 +28,7 @@ class Forward:
     """One forward pass, per token, over all layers.
 
     projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
-    up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to.
+    up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
     dense_down: of `down`, the part behind which no weights of experts stand.
     head: logits. scores_per_key, values_per_key: product with a key, and its share of the weighted sum of values, for
         each key that a token looks at.
