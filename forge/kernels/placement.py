@@ -1,0 +1,275 @@
+"""Which experts a token goes to, and where its rows stand among those of its experts: one launch (counting sort).
+
+Row r of the sorted order belongs to choice `sources[r] = token * top_k + j`; rows of one expert are neighbours, in the
+order of their tokens, as a stable sort by expert gives them. Choices that are dropped (expert id == num_experts) get
+no row. The grid meets once, at a barrier between counting and placing, so all its programs must run at once: a
+cooperative launch. In Triton's interpreter the grid is one program.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forge.kernels import interpreted
+from forge.kernels.devices import num_multiprocessors
+
+CELLS = 2048            # tokens times experts that a program looks at at a time, in registers
+TILES = 64              # that a program lays out at a time
+PROGRAMS = 16           # whose counts are added at a time
+
+
+class Placement(NamedTuple):
+    """Where N tokens with top_k choices stand. All int32.
+
+    slots: [N, top_k], the row of each choice; -1: dropped. sources: [N * top_k], the choice of each row; only as many
+    as are not dropped are written. ends: [num_experts], one past the last row of each expert. tiles: [2, most tiles]:
+    expert and first row of each tile of `rows` rows. num_tiles: [1].
+    """
+
+    slots: Tensor
+    sources: Tensor
+    ends: Tensor
+    tiles: Tensor
+    num_tiles: Tensor
+
+
+class Scores(NamedTuple):
+    """How logits become weights: see forge.moe_router.Routing. eps: added to the sum that normalisation divides by."""
+
+    score: str
+    normalize: bool
+    scale: float
+    eps: float
+
+
+def place(experts: Tensor, num_experts: int, rows: int) -> Placement:
+    """experts: [N, top_k] int64, distinct in a row but for num_experts, which means dropped. rows: of a tile."""
+    return _launch(None, None, experts, None, num_experts, rows, Scores("given", False, 1.0, 0.0))
+
+
+def choose_and_place(logits: Tensor, bias: Tensor | None, top_k: int, rows: int,
+                     how: Scores) -> tuple[Tensor, Tensor, Placement]:
+    """logits: [N, num_experts] float32. bias: [num_experts] float32, which only the choice sees.
+
+    Returns (experts [N, top_k] int64, best first and the lower id first where scores tie, weights [N, top_k] float32,
+    placement). Not a number counts as the highest score, and makes the weights not a number.
+    """
+    experts = torch.empty(logits.shape[0], top_k, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(logits.shape[0], top_k, dtype=torch.float32, device=logits.device)
+    placement = _launch(logits, bias, experts, weights, logits.shape[1], rows, how)
+    return experts, weights, placement
+
+
+def weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, how: Scores) -> Tensor:
+    """The gradient of the logits, [N, num_experts] float32, from that of the weights, [N, top_k] float32."""
+    grad, logits, experts = grad.contiguous(), logits.contiguous(), experts.contiguous()
+    out = torch.empty_like(logits)
+    tokens, num_experts = logits.shape
+    if tokens:
+        at_once = _tokens_at_once(num_experts)
+        _weights_backward[(triton.cdiv(tokens, at_once),)](
+            grad, logits, experts, out, tokens, how.scale, how.eps, num_experts, experts.shape[1], how.score,
+            how.normalize, at_once, triton.next_power_of_2(num_experts), triton.next_power_of_2(experts.shape[1]))
+    return out
+
+
+def _tokens_at_once(num_experts: int) -> int:
+    return min(64, max(1, CELLS // triton.next_power_of_2(num_experts)))
+
+
+def _launch(logits: Tensor | None, bias: Tensor | None, experts: Tensor, weights: Tensor | None, num_experts: int,
+            rows: int, how: Scores) -> Placement:
+    assert experts.is_contiguous() and (logits is None or logits.is_contiguous())
+    tokens, top_k = experts.shape
+    device, choices = experts.device, experts.numel()
+    programs = 1 if interpreted() else num_multiprocessors(device)
+    most_tiles = choices // rows + num_experts
+    slots = torch.empty(tokens, top_k, dtype=torch.int32, device=device)
+    sources = torch.empty(choices, dtype=torch.int32, device=device)
+    ends, num_tiles = (torch.empty(size, dtype=torch.int32, device=device) for size in (num_experts, 1))
+    tiles = torch.empty(2, most_tiles, dtype=torch.int32, device=device)
+    counts = torch.empty(programs, num_experts, dtype=torch.int32, device=device)
+    arrived = torch.zeros(1, dtype=torch.int32, device=device)
+    _place[(programs,)](
+        logits, bias, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens, most_tiles,
+        how.scale, how.eps, num_experts, top_k, how.score, how.normalize, bias is not None, rows,
+        _tokens_at_once(num_experts), TILES,
+        triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k), PROGRAMS,
+        launch_cooperative_grid=not interpreted())
+    return Placement(slots, sources, ends, tiles, num_tiles)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _place(  # type: ignore[no-untyped-def]
+        logits, bias, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens, most_tiles,
+        scale, eps, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr, NORMALIZE: tl.constexpr,
+        BIASED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, BLOCK_E: tl.constexpr,
+        BLOCK_K: tl.constexpr, PROGRAMS: tl.constexpr):
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    chunk = tl.cdiv(tl.cdiv(tokens, programs), TOKENS) * TOKENS         # whole blocks, so that each is one program's
+    first, last = program * chunk, tl.minimum((program + 1) * chunk, tokens)
+    expert = tl.arange(0, BLOCK_E)
+    choice = tl.arange(0, BLOCK_K)
+
+    running = tl.zeros([BLOCK_E], tl.int32)                             # this program's choices so far
+    for start in range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        cell = token.to(tl.int64)[:, None] * K + choice[None, :]
+        there = (token < last)[:, None] & (choice < K)[None, :]
+        if SCORE == "given":
+            ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
+        else:
+            ids = _choose(logits, bias, weights, experts, token, last, scale, eps, E, K, SCORE, NORMALIZE, BIASED,
+                          BLOCK_E, BLOCK_K)
+        chosen = tl.zeros([TOKENS, BLOCK_E], tl.int32)
+        for j in range(K):
+            chosen += (_column(ids, choice, j)[:, None] == expert[None, :]).to(tl.int32)
+        chosen = tl.where((token < last)[:, None] & (expert < E)[None, :], chosen, 0)
+        before = tl.cumsum(chosen, axis=0) - chosen + running[None, :]
+        rank = tl.zeros([TOKENS, BLOCK_K], tl.int32)
+        for j in range(K):
+            mine = _column(ids, choice, j)[:, None] == expert[None, :]
+            found = tl.sum(tl.where(mine, before, 0), axis=1)
+            rank += tl.where(choice[None, :] == j, found[:, None], 0)
+        tl.store(slots + cell, rank, mask=there)
+        running += tl.sum(chosen, axis=0)
+    tl.store(counts + program * E + expert, running, mask=expert < E)
+
+    tl.debug_barrier()                                                  # all of this program's writes, then its arrival
+    tl.atomic_add(arrived, 1, sem="acq_rel")
+    while tl.atomic_add(arrived, 0, sem="acq_rel") < programs:
+        pass
+    tl.debug_barrier()
+
+    total, base = tl.zeros([BLOCK_E], tl.int32), tl.zeros([BLOCK_E], tl.int32)
+    for start in range(0, programs, PROGRAMS):                          # not from the cache of this multiprocessor
+        row = start + tl.arange(0, PROGRAMS)
+        inside = (row < programs)[:, None] & (expert < E)[None, :]
+        found = tl.load(counts + row[:, None] * E + expert[None, :], mask=inside, other=0, cache_modifier=".cg")
+        total += tl.sum(found, axis=0)
+        base += tl.sum(tl.where((row < program)[:, None], found, 0), axis=0)
+    stop = tl.cumsum(total, axis=0)
+    base += stop - total
+    for start in range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        cell = token.to(tl.int64)[:, None] * K + choice[None, :]
+        there = (token < last)[:, None] & (choice < K)[None, :]
+        ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
+        slot = tl.load(slots + cell, mask=there, other=0)
+        for j in range(K):
+            mine = _column(ids, choice, j)[:, None] == expert[None, :]
+            found = tl.sum(tl.where(mine, base[None, :], 0), axis=1)
+            slot += tl.where(choice[None, :] == j, found[:, None], 0)
+        kept = there & (ids < E)
+        tl.store(slots + cell, tl.where(ids < E, slot, -1), mask=there)
+        tl.store(sources + slot, cell.to(tl.int32), mask=kept)
+
+    if program == 0:
+        tl.store(ends + expert, stop, mask=expert < E)
+    own_tiles = (total + ROWS - 1) // ROWS
+    last_tile = tl.cumsum(own_tiles, axis=0)
+    for start in range(program * TILES, most_tiles, programs * TILES):
+        tile = start + tl.arange(0, TILES)
+        owner = tl.sum((last_tile[None, :] <= tile[:, None]).to(tl.int32) * (expert < E)[None, :].to(tl.int32), axis=1)
+        mine = owner[:, None] == expert[None, :]
+        begin = tl.sum(tl.where(mine, (stop - total)[None, :], 0), axis=1)
+        earlier = tl.sum(tl.where(mine, (last_tile - own_tiles)[None, :], 0), axis=1)
+        used = (owner < E) & (tile < most_tiles)
+        tl.store(tiles + tile, owner, mask=used)
+        tl.store(tiles + most_tiles + tile, begin + (tile - earlier) * ROWS, mask=used)
+    if program == 0:
+        tl.store(num_tiles, tl.sum(own_tiles, axis=0))
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _column(values, index, j):  # type: ignore[no-untyped-def]
+    return tl.sum(tl.where(index[None, :] == j, values, 0), axis=1)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _choose(  # type: ignore[no-untyped-def]
+        logits, bias, weights, experts, token, last, scale, eps, E: tl.constexpr, K: tl.constexpr,
+        SCORE: tl.constexpr, NORMALIZE: tl.constexpr, BIASED: tl.constexpr, BLOCK_E: tl.constexpr,
+        BLOCK_K: tl.constexpr):
+    """Writes experts and weights of these tokens; returns the ids [tokens, BLOCK_K], E beyond K."""
+    expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    live = token < last
+    logit = _logits(logits, token, live, E, BLOCK_E)
+    score = _score(logit, SCORE)
+    key = tl.where(score == score, score, float("inf"))
+    if SCORE != "sigmoid":
+        key = tl.where(logit == logit, logit, float("inf"))             # rounding in a softmax makes and breaks ties
+    if BIASED:
+        key = score + tl.load(bias + expert, mask=expert < E, other=0)[None, :]
+        key = tl.where(key == key, key, float("inf"))
+    key = tl.maximum(key, -3.0e38)                                      # -inf means taken, or no expert
+    key = tl.where((expert < E)[None, :], key, float("-inf"))
+    ids = tl.full([token.shape[0], BLOCK_K], E, tl.int32)
+    picked = tl.zeros([token.shape[0], BLOCK_K], tl.float32)
+    for j in range(K):
+        best = tl.argmax(key, axis=1, tie_break_left=True).to(tl.int32)
+        mine = best[:, None] == expert[None, :]
+        value = tl.sum(tl.where(mine, score, 0.0), axis=1)
+        ids = tl.where(choice[None, :] == j, best[:, None], ids)
+        picked = tl.where(choice[None, :] == j, value[:, None], picked)
+        key = tl.where(mine, float("-inf"), key)
+    if NORMALIZE:
+        picked = picked / (tl.sum(picked, axis=1) + eps)[:, None]
+    cell = token.to(tl.int64)[:, None] * K + choice[None, :]
+    there = live[:, None] & (choice < K)[None, :]
+    tl.store(experts + cell, ids.to(tl.int64), mask=there)
+    tl.store(weights + cell, picked * scale, mask=there)
+    return ids
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _logits(logits, token, live, E: tl.constexpr, BLOCK_E: tl.constexpr):  # type: ignore[no-untyped-def]
+    expert = tl.arange(0, BLOCK_E)
+    found = tl.load(logits + token.to(tl.int64)[:, None] * E + expert[None, :],
+                    mask=live[:, None] & (expert < E)[None, :], other=float("-inf"))
+    return tl.where(live[:, None], found, 0.0)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _score(logit, SCORE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A softmax over all experts is also what a softmax over the chosen ones is made from: by normalising."""
+    if SCORE == "sigmoid":
+        return 1 / (1 + tl.exp(-logit))
+    peak = tl.max(logit, axis=1)
+    raised = tl.exp(logit - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
+    return raised / tl.sum(raised, axis=1)[:, None]
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _weights_backward(  # type: ignore[no-untyped-def]
+        grad, logits, experts, out, tokens, scale, eps, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr,
+        NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    live = token < tokens
+    score = _score(_logits(logits, token, live, E, BLOCK_E), SCORE)
+    cell = token.to(tl.int64)[:, None] * K + choice[None, :]
+    there = live[:, None] & (choice < K)[None, :]
+    ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
+    given = tl.load(grad + cell, mask=there, other=0.0) * scale
+    wanted = tl.zeros([TOKENS, BLOCK_E], tl.float32)                    # the gradient of each expert's score
+    chosen = tl.zeros([TOKENS, BLOCK_E], tl.float32)
+    for j in range(K):
+        mine = (_column(ids, choice, j)[:, None] == expert[None, :]).to(tl.float32)
+        wanted += mine * tl.sum(tl.where(choice[None, :] == j, given, 0.0), axis=1)[:, None]
+        chosen += mine
+    if NORMALIZE:
+        total = tl.sum(chosen * score, axis=1) + eps
+        mean = tl.sum(wanted * score, axis=1) / total
+        wanted = (wanted - mean[:, None]) * chosen / total[:, None]
+    if SCORE == "sigmoid":
+        slope = wanted * score * (1 - score)
+    else:
+        slope = score * (wanted - tl.sum(wanted * score, axis=1)[:, None])
+    tl.store(out + token.to(tl.int64)[:, None] * E + expert[None, :], slope,
+             mask=live[:, None] & (expert < E)[None, :])
