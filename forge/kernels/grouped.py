@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.kernels.devices import num_multiprocessors
 from forge.kernels.placement import Placement
@@ -23,18 +24,22 @@ def up(x: Tensor, gate_up: Tensor, top_k: int, where: Placement, h: Tensor, a: T
     a: [R, f]."""
     hidden, width = gate_up.shape[1] // 2, gate_up.shape[2]
     programs = _programs(where, triton.cdiv(hidden, how.columns), how)
+    by_copier = how.by_copier and _copies(gate_up, width)
     _up[(programs,)](
-        x, gate_up, h, a, where.sources, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], width, hidden,
-        top_k, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        x, _described(gate_up, how.columns, how.depth) if by_copier else gate_up, h, a, where.sources, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], width, hidden,
+        top_k, by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
 
 
 def down(rows: Tensor, weights: Tensor, where: Placement, out: Tensor, how: Tiling, transposed: bool) -> None:
     """out = rows @ weights (transposed: @ weights^T). rows: [R, k]; weights: [E, k, n] ([E, n, k]); out: [R, n]."""
-    columns = out.shape[1]
+    (num_rows, inner), columns = rows.shape, out.shape[1]
     programs = _programs(where, triton.cdiv(columns, how.columns), how)
+    by_copier = how.by_copier and _copies(rows, inner) and _copies(weights, columns) and inner % how.depth == 0
+    block = (how.columns, how.depth) if transposed else (how.depth, how.columns)
     _down[(programs,)](
-        rows, weights, out, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], rows.shape[1], columns,
-        transposed, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        _described(rows, how.rows, how.depth) if by_copier else rows,
+        _described(weights, *block) if by_copier else weights, out, where.ends, where.tiles, where.num_tiles,
+        where.tiles.shape[1], inner, columns, transposed, by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
 
 
 def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor, where: Placement,
@@ -47,10 +52,11 @@ def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor,
     """
     width, hidden = down_weight.shape[1:]
     programs = _programs(where, triton.cdiv(hidden, how.columns), how)
+    by_copier = how.by_copier and _copies(down_weight, hidden) and width % how.depth == 0
     _down_backward[(programs,)](
-        grad, down_weight, weights, h, weights_grad, h_grad, weighted, where.sources, where.ends, where.tiles,
-        where.num_tiles, where.tiles.shape[1], h.shape[0], width, hidden, weights.shape[1], how.rows, how.columns,
-        how.depth, num_warps=how.warps, num_stages=how.stages)
+        grad, _described(down_weight, how.depth, how.columns) if by_copier else down_weight, weights, h, weights_grad, h_grad, weighted, where.sources, where.ends, where.tiles,
+        where.num_tiles, where.tiles.shape[1], h.shape[0], width, hidden, weights.shape[1], by_copier, how.rows,
+        how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
 
 
 def weight_gradient(left: Tensor, right: Tensor, where: Placement, out: Tensor, top_k: int, gathered: str,
@@ -58,10 +64,22 @@ def weight_gradient(left: Tensor, right: Tensor, where: Placement, out: Tensor, 
     """out[e] = left^T @ right over the rows of expert e: [E, m, n]. One of the two is sorted, [R, ...]; `gathered`
     ("left" or "right") stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
     num_experts, height, columns = out.shape
+    in_order, width, part = (right, columns, how.columns) if gathered == "left" else (left, height, how.rows)
+    by_copier = how.by_copier and _copies(in_order, width)
     tiles = num_experts * triton.cdiv(height, how.rows) * triton.cdiv(columns, how.columns)
     _weight_gradient[(min(tiles, how.per_multiprocessor * num_multiprocessors(out.device)),)](
-        left, right, out, where.sources, where.ends, num_experts, height, columns, top_k, gathered == "left",
-        how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        left, right, _described(in_order, how.depth, part) if by_copier else None, out, where.sources, where.ends,
+        num_experts, height, columns, top_k, gathered == "left", by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+
+
+def _copies(tensor: Tensor, row: int) -> bool:
+    """Whether the copy engine (TMA) can read rows of this length: they begin at multiples of 16 bytes."""
+    return row * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
+
+
+def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
+    """All matrices below each other, of which the copy engine takes blocks."""
+    return TensorDescriptor.from_tensor(tensor.flatten(0, -2), list(block))
 
 
 def _programs(where: Placement, columns: int, how: Tiling) -> int:
@@ -82,29 +100,22 @@ def _tile(tile, ends, tiles, most_tiles, COLUMN_TILES: tl.constexpr, ROWS: tl.co
 @triton.jit     # type: ignore[untyped-decorator]
 def _up(  # type: ignore[no-untyped-def]
         x, gate_up, h, a, sources, ends, tiles, num_tiles, most_tiles, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-        TOP_K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        TOP_K: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
         expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
         token = (tl.load(sources + inside) // TOP_K).to(tl.int64)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-        k = tl.arange(0, DEPTH)
-        left = x + token[:, None] * WIDTH + k[None, :]
-        gate = gate_up + expert * (2 * HIDDEN * WIDTH) + tl.minimum(column, HIDDEN - 1)[None, :] * WIDTH + k[:, None]
+        lefts = x + token[:, None] * WIDTH
         gates = tl.zeros([ROWS, COLUMNS], tl.float32)
         ups = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, WIDTH, DEPTH):
-            if WIDTH % DEPTH == 0:
-                lefts, gs, us = tl.load(left), tl.load(gate), tl.load(gate + HIDDEN * WIDTH)
-            else:
-                rest = start + k < WIDTH
-                lefts = tl.load(left, mask=rest[None, :], other=0)
-                gs = tl.load(gate, mask=rest[:, None], other=0)
-                us = tl.load(gate + HIDDEN * WIDTH, mask=rest[:, None], other=0)
-            gates = tl.dot(lefts, gs, gates, input_precision="ieee")
-            ups = tl.dot(lefts, us, ups, input_precision="ieee")
-            left += DEPTH
-            gate += DEPTH
+            left = _left(lefts, start, WIDTH, DEPTH)
+            gate = _transposed(gate_up, expert * 2 * HIDDEN, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH, BY_COPIER)
+            gates = tl.dot(left, gate, gates, input_precision="ieee")
+            up = _transposed(gate_up, expert * 2 * HIDDEN + HIDDEN, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH,
+                             BY_COPIER)
+            ups = tl.dot(left, up, ups, input_precision="ieee")
         there = live[:, None] & (column < HIDDEN)[None, :]
         place = h + row.to(tl.int64)[:, None] * (2 * HIDDEN) + column[None, :]
         rounded_gates, rounded_ups = gates.to(h.dtype.element_ty), ups.to(h.dtype.element_ty)
@@ -121,42 +132,69 @@ def _silu(gate):  # type: ignore[no-untyped-def]
 
 
 @triton.jit     # type: ignore[untyped-decorator]
-def _multiply(  # type: ignore[no-untyped-def]
-        left, weights, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, K: tl.constexpr,
-        N: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """left: pointers to the first column of each row, [ROWS]; weights: to one matrix, [K, N] or, TRANSPOSED, [N, K]."""
-    k = tl.arange(0, DEPTH)
-    lefts = left[:, None] + k[None, :]
-    if TRANSPOSED:
-        rights = weights + tl.minimum(column, N - 1)[None, :] * K + k[:, None]
+def _left(rows, start, K: tl.constexpr, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[rows, DEPTH]. rows: pointers to the beginning of each, [rows, 1]."""
+    k = start + tl.arange(0, DEPTH)
+    if K % DEPTH == 0:
+        return tl.load(rows + k[None, :])
+    return tl.load(rows + k[None, :], mask=(k < K)[None, :], other=0)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _transposed(  # type: ignore[no-untyped-def]
+        weights, first, column_tile, start, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr,
+        DEPTH: tl.constexpr, BY_COPIER: tl.constexpr):
+    """[DEPTH, COLUMNS] of the transpose of a matrix [N, K], whose first row is row `first` of weights."""
+    if BY_COPIER:
+        right = weights.load([(first + column_tile * COLUMNS).to(tl.int32), start]).T
     else:
-        rights = weights + k[:, None] * N + column[None, :]
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, K, DEPTH):
+        column, k = column_tile * COLUMNS + tl.arange(0, COLUMNS), start + tl.arange(0, DEPTH)
+        place = weights + (first + tl.minimum(column, N - 1)).to(tl.int64)[None, :] * K + k[:, None]
         if K % DEPTH == 0:
-            one = tl.load(lefts)
+            right = tl.load(place)
         else:
-            one = tl.load(lefts, mask=(start + k < K)[None, :], other=0)
-        if K % DEPTH == 0 and (TRANSPOSED or N % COLUMNS == 0):
-            other = tl.load(rights)
+            right = tl.load(place, mask=(k < K)[:, None], other=0)
+    return right
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _straight(  # type: ignore[no-untyped-def]
+        weights, first, column_tile, start, N: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr,
+        DEPTH: tl.constexpr, BY_COPIER: tl.constexpr):
+    """[DEPTH, COLUMNS] of a matrix [K, N] whose first row is row `first` of weights."""
+    if BY_COPIER:
+        right = weights.load([(first + start).to(tl.int32), column_tile * COLUMNS])
+    else:
+        column, k = column_tile * COLUMNS + tl.arange(0, COLUMNS), start + tl.arange(0, DEPTH)
+        place = weights + (first + k).to(tl.int64)[:, None] * N + column[None, :]
+        if K % DEPTH == 0 and N % COLUMNS == 0:
+            right = tl.load(place)
         else:
-            other = tl.load(rights, mask=(start + k < K)[:, None] & (column < N)[None, :], other=0)
-        sums = tl.dot(one, other, sums, input_precision="ieee")
-        lefts += DEPTH
-        rights += DEPTH if TRANSPOSED else DEPTH * N
-    return sums
+            right = tl.load(place, mask=(k < K)[:, None] & (column < N)[None, :], other=0)
+    return right
 
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _down(  # type: ignore[no-untyped-def]
         rows, weights, out, ends, tiles, num_tiles, most_tiles, K: tl.constexpr, N: tl.constexpr,
-        TRANSPOSED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        TRANSPOSED: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+        DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
         expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
+        first = tl.load(tiles + most_tiles + tile // column_tiles)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-        sums = _multiply(rows + inside.to(tl.int64) * K, weights + expert * (K * N), column, ROWS, COLUMNS, DEPTH, K, N,
-                         TRANSPOSED)
+        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, K, DEPTH):
+            if BY_COPIER:
+                left = rows.load([first, start])
+            else:
+                left = _left(rows + inside.to(tl.int64)[:, None] * K, start, K, DEPTH)
+            if TRANSPOSED:
+                right = _transposed(weights, expert * N, column_tile, start, N, K, COLUMNS, DEPTH, BY_COPIER)
+            else:
+                right = _straight(weights, expert * K, column_tile, start, N, K, COLUMNS, DEPTH, BY_COPIER)
+            sums = tl.dot(left, right, sums, input_precision="ieee")
         tl.store(out + row.to(tl.int64)[:, None] * N + column[None, :], sums.to(out.dtype.element_ty),
                  mask=live[:, None] & (column < N)[None, :])
 
@@ -164,15 +202,18 @@ def _down(  # type: ignore[no-untyped-def]
 @triton.jit     # type: ignore[untyped-decorator]
 def _down_backward(  # type: ignore[no-untyped-def]
         grad, down_weight, weights, h, weights_grad, h_grad, weighted, sources, ends, tiles, num_tiles, most_tiles,
-        all_rows, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, ROWS: tl.constexpr,
-        COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        all_rows, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BY_COPIER: tl.constexpr,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
     for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
         expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
         source = tl.load(sources + inside)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-        a_grad = _multiply(grad + (source // TOP_K).to(tl.int64) * WIDTH, down_weight + expert * (WIDTH * HIDDEN),
-                           column, ROWS, COLUMNS, DEPTH, WIDTH, HIDDEN, False)
+        lefts = grad + (source // TOP_K).to(tl.int64)[:, None] * WIDTH
+        a_grad = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, WIDTH, DEPTH):
+            right = _straight(down_weight, expert * WIDTH, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH, BY_COPIER)
+            a_grad = tl.dot(_left(lefts, start, WIDTH, DEPTH), right, a_grad, input_precision="ieee")
         weight = tl.load(weights + source)
         # In parts, since a whole tile of gate, up and gradient does not fit into registers.
         parts = tl.permute(tl.reshape(a_grad, [ROWS, 2, COLUMNS // 2]), [0, 2, 1])
@@ -205,26 +246,54 @@ def _back_through(  # type: ignore[no-untyped-def]
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _weight_gradient(  # type: ignore[no-untyped-def]
-        left, right, out, sources, ends, num_experts, M: tl.constexpr, N: tl.constexpr, TOP_K: tl.constexpr,
-        GATHER_LEFT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        left, right, described, out, sources, ends, num_experts, M: tl.constexpr, N: tl.constexpr,
+        TOP_K: tl.constexpr, GATHER_LEFT: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr,
+        COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     row_tiles: tl.constexpr = (M + ROWS - 1) // ROWS
     column_tiles: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     for tile in range(tl.program_id(0), num_experts * row_tiles * column_tiles, tl.num_programs(0)):
         expert = tile // (row_tiles * column_tiles)
-        m = tile // column_tiles % row_tiles * ROWS + tl.arange(0, ROWS)
-        n = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+        first_m = tile // column_tiles % row_tiles * ROWS
+        first_n = tile % column_tiles * COLUMNS
         first = tl.load(ends + expert - 1, mask=expert > 0, other=0)
         stop = tl.load(ends + expert)
+        whole = first + (stop - first) // DEPTH * DEPTH
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(first, stop, DEPTH):
+        for start in range(first, whole, DEPTH):
             row = start + tl.arange(0, DEPTH)
-            live = row < stop
-            token = (tl.load(sources + row, mask=live, other=0) // TOP_K).to(tl.int64)
-            lefts = token if GATHER_LEFT else row.to(tl.int64)
-            rights = row.to(tl.int64) if GATHER_LEFT else token
-            # Rows past the expert's last are another's, or nothing that was ever written: neither may be multiplied.
-            one = tl.load(left + lefts[:, None] * M + m[None, :], mask=live[:, None] & (m < M)[None, :], other=0)
-            other = tl.load(right + rights[:, None] * N + n[None, :], mask=live[:, None] & (n < N)[None, :], other=0)
+            token = tl.load(sources + row) // TOP_K
+            if BY_COPIER and not GATHER_LEFT:
+                one = described.load([start, first_m])
+            else:
+                one = _columns_of(left, token if GATHER_LEFT else row, None, first_m, M, ROWS)
+            if BY_COPIER and GATHER_LEFT:
+                other = described.load([start, first_n])
+            else:
+                other = _columns_of(right, row if GATHER_LEFT else token, None, first_n, N, COLUMNS)
             sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
+        if whole < stop:
+            # Rows past the expert's last are another's, or nothing that was ever written: neither may be multiplied.
+            row = whole + tl.arange(0, DEPTH)
+            live = row < stop
+            token = tl.load(sources + row, mask=live, other=0) // TOP_K
+            one = _columns_of(left, token if GATHER_LEFT else row, live, first_m, M, ROWS)
+            other = _columns_of(right, row if GATHER_LEFT else token, live, first_n, N, COLUMNS)
+            sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
+        m, n = first_m + tl.arange(0, ROWS), first_n + tl.arange(0, COLUMNS)
         tl.store(out + expert.to(tl.int64) * (M * N) + m.to(tl.int64)[:, None] * N + n[None, :],
                  sums.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _columns_of(  # type: ignore[no-untyped-def]
+        tensor, row, live, first, SIZE: tl.constexpr, COUNT: tl.constexpr):
+    """[rows, COUNT]: columns `first` and so on of these rows of [..., SIZE]; zeros where not live. live: None: all."""
+    column = first + tl.arange(0, COUNT)
+    place = tensor + row.to(tl.int64)[:, None] * SIZE + column[None, :]
+    if live is None and SIZE % COUNT == 0:
+        found = tl.load(place)
+    elif live is None:
+        found = tl.load(place, mask=(column < SIZE)[None, :], other=0)
+    else:
+        found = tl.load(place, mask=live[:, None] & (column < SIZE)[None, :], other=0)
+    return found

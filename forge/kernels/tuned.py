@@ -7,3 +7,4 @@ class Tiling(NamedTuple):
     warps: int
     stages: int
     per_multiprocessor: int
+    by_copier: bool
