@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +18,28 @@ def combine(rows: Tensor, slots: Tensor, weights: Tensor | None, out: Tensor) ->
         columns = min(COLUMNS, triton.next_power_of_2(width))
         _combine[(tokens, triton.cdiv(width, columns))](
             rows, slots, weights, out, width, slots.shape[1], weights is not None, columns)
+
+
+def collect(parts: Tensor, slots: Tensor) -> Tensor:
+    """[N, top_k] float32: the sum over the first dimension of parts, [P, R] float32, of each choice's row; 0 where it
+    has none."""
+    out = torch.empty(slots.shape, dtype=torch.float32, device=slots.device)
+    choices = slots.numel()
+    if choices:
+        _collect[(triton.cdiv(choices, COLUMNS),)](parts, slots, out, choices, parts.shape[0], parts.shape[1], COLUMNS)
+    return out
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _collect(  # type: ignore[no-untyped-def]
+        parts, slots, out, choices, num_parts: tl.constexpr, rows, COLUMNS: tl.constexpr):
+    choice = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    there = choice < choices
+    slot = tl.load(slots + choice, mask=there, other=-1).to(tl.int64)
+    total = tl.zeros([COLUMNS], tl.float32)
+    for part in range(num_parts):
+        total += tl.load(parts + slot + part * rows, mask=slot >= 0, other=0)
+    tl.store(out + choice, total, mask=there)
 
 
 @triton.jit     # type: ignore[untyped-decorator]

@@ -9,6 +9,7 @@ Shapes: R = N * top_k rows; d: width; f: hidden; E: experts. All tensors contigu
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.kernels.devices import num_multiprocessors
 from forge.kernels.placement import Placement
-from forge.kernels.tuned import Tiling
+from forge.kernels.tilings import Tiling
 
 
 def up(x: Tensor, gate_up: Tensor, top_k: int, where: Placement, h: Tensor, a: Tensor, how: Tiling) -> None:
@@ -43,20 +44,25 @@ def down(rows: Tensor, weights: Tensor, where: Placement, out: Tensor, how: Tili
 
 
 def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor, where: Placement,
-                  weights_grad: Tensor, h_grad: Tensor, weighted: Tensor, how: Tiling) -> None:
+                  how: Tiling) -> tuple[Tensor, Tensor, Tensor]:
     """Back through the weighting, the second product and the activation, which is computed again from h.
 
     grad: [N, d]; down_weight: [E, d, f]; weights: [N, top_k] float32; h: [R, 2f].
-    weights_grad: [column tiles, R] float32, parts of the gradient of each row's weight, to be added;
-    h_grad: [R, 2f]; weighted: [R, f], the activation times its row's weight, as the gradient of down_weight needs it.
+    Returns (parts [column tiles, R] float32, whose sum is the gradient of each row's weight; the gradient of h;
+    [R, f], the activation times its row's weight, as the gradient of down_weight needs it).
     """
     width, hidden = down_weight.shape[1:]
-    programs = _programs(where, triton.cdiv(hidden, how.columns), how)
+    column_tiles = triton.cdiv(hidden, how.columns)
+    programs = _programs(where, column_tiles, how)
     by_copier = how.by_copier and _copies(down_weight, hidden) and width % how.depth == 0
+    parts = torch.empty(column_tiles, h.shape[0], dtype=torch.float32, device=h.device)
+    h_grad, weighted = torch.empty_like(h), h.new_empty(h.shape[0], hidden)
     _down_backward[(programs,)](
-        grad, _described(down_weight, how.depth, how.columns) if by_copier else down_weight, weights, h, weights_grad, h_grad, weighted, where.sources, where.ends, where.tiles,
-        where.num_tiles, where.tiles.shape[1], h.shape[0], width, hidden, weights.shape[1], by_copier, how.rows,
-        how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        grad, _described(down_weight, how.depth, how.columns) if by_copier else down_weight, weights, h, parts, h_grad,
+        weighted, where.sources, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], h.shape[0], width,
+        hidden, weights.shape[1], by_copier, how.rows, how.columns, how.depth, num_warps=how.warps,
+        num_stages=how.stages)
+    return parts, h_grad, weighted
 
 
 def weight_gradient(left: Tensor, right: Tensor, where: Placement, out: Tensor, top_k: int, gathered: str,
@@ -74,7 +80,7 @@ def weight_gradient(left: Tensor, right: Tensor, where: Placement, out: Tensor, 
 
 def _copies(tensor: Tensor, row: int) -> bool:
     """Whether the copy engine (TMA) can read rows of this length: they begin at multiples of 16 bytes."""
-    return row * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
+    return tensor.numel() > 0 and row * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
