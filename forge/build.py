@@ -85,15 +85,20 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
             sink = tracker.build(run)
             opened.callback(sink.close)
             ledger.sinks.append(sink)
-        yield Trainer(works, passes, sync, update, progress, Agreement(topology), phases, topology.data_size), run
+        trainable: Any = model
+        yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,
+                      topology.data_size), run
 
 
 def _prepare(config: Config, sync: Sync, feed: Feed, stage: Callable[[Batch], Batch], topology: Topology) -> None:
     """Let comm see one backward before the first that counts, if it wants to."""
     def rehearse() -> None:
+        before = {name: buffer.clone() for name, buffer in sync.model.named_buffers()}
         passes = config.passes.build(sync, config.precision, topology.device, lambda phase: None)
         passes(map(stage, feed[Cursor()].batches), torch.zeros((), device=topology.device))
         sync.model.zero_grad(set_to_none=True)
+        for name, buffer in sync.model.named_buffers():
+            buffer.copy_(before[name])                          # what the model remembers is of training
 
     sync.prepare(rehearse)
 

@@ -38,6 +38,7 @@ class Trainer:
     passes: Passes
     sync: Sync
     update: Update
+    after_update: Callable[[Terms, Outcome], None]      # the model's
     progress: Progress
     agreement: Agreement
     mark: Callable[[str], None]
@@ -57,6 +58,7 @@ class Trainer:
             self.sync.finish(self.progress.step)
             self.mark("optimizer")
             outcome = self.update()
+            self.after_update(terms, outcome)
             self.progress.advance(work.cursor)
             self.mark("other")
             yield Step(self.progress.step, targets, terms, outcome, agreed,

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from forge.decisions import DECISIONS
+
 if TYPE_CHECKING:
     from torch import nn
 
 
 def recompute(model: nn.Module, every: int, kept: frozenset[Any]) -> nn.Module:
-    """Recompute each `every`-th block of the model, but for the results of the operators in `kept`.
+    """Recompute each `every`-th block of the model, but for the results of the operators in `kept` and of those that
+    decide something.
 
     Replaces the blocks' methods, not the blocks, so that the names of parameters stay.
     """
     how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    if kept:
+    kept = kept | DECISIONS
+    if kept:            # a dense model, fully recomputed, has nothing to look out for, and pays for no looking
         how["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
     trainable: Any = model
     for blocks in trainable.block_lists():

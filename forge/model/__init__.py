@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from forge.batch import Batch
     from forge.model.flops import Forward
+    from forge.optimizer import Outcome
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Trainable(Protocol):
         loss_sum: scalar float32, detached: the sum of the cross-entropy over the targets, in nats.
         terms: named detached tensors that add up over micro-batches (for example "expert_load" [layers, experts]).
         """
+        ...
+
+    def after_update(self, terms: dict[str, Tensor], outcome: Outcome) -> None:
+        """Once, after each update, skipped ones included: what the model itself does with what it has seen. All ranks
+        call it, with their own terms, summed over the update's micro-batches. Must not wait for the device."""
         ...
 
     def logits(self, batch: Batch) -> Tensor:

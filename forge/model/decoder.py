@@ -128,12 +128,7 @@ class Decoder:
             yield f"model.dropout={self.dropout}: a probability, below 1, is wanted."
 
     def _routing(self, routing: Routing) -> Iterator[str]:
-        if not 1 <= routing.top_k <= routing.num_experts:
-            yield (f"model.routing.top_k={routing.top_k} does not fit model.routing.num_experts={routing.num_experts}: "
-                   f"a token chooses between 1 and all experts.")
-        for name in ("aux_loss", "z_loss"):
-            if getattr(routing, name) < 0:
-                yield f"model.routing.{name}={getattr(routing, name)}: 0 or more is wanted."
+        yield from routing.problems()
         if self.activation != "swiglu":
             yield (f"model.activation={self.activation}: experts compute swiglu. Set model.activation=swiglu, or "
                    f"model.routing=null for a dense feed-forward.")

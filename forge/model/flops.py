@@ -29,7 +29,7 @@ class Forward:
     """One forward pass, per token, over all layers.
 
     projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
-    up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to.
+    up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
     head: logits. attention_per_key: score and weighted sum, for each key that a token looks at.
     layers: of the model. routed: the feed-forward is a mixture of experts.
     """
@@ -53,14 +53,14 @@ def forward_of(decoder: Decoder) -> Forward:
     heads = decoder.heads * decoder.head_width
     keys = decoder.kv_heads * decoder.head_width
     routing = decoder.routing
-    experts = 1 if routing is None else routing.top_k
+    hidden = decoder.hidden if routing is None else routing.top_k * decoder.hidden + routing.shared_hidden
     ups = 2 if decoder.activation == "swiglu" else 1
     product = 2.0 * decoder.layers * decoder.width          # of `width` numbers with a matrix of one column, each layer
     return Forward(
         projections=product * (2 * heads + 2 * keys),
         gate=0.0 if routing is None else product * routing.num_experts,
-        up=product * decoder.hidden * ups * experts,
-        down=product * decoder.hidden * experts,
+        up=product * hidden * ups,
+        down=product * hidden,
         head=2.0 * decoder.width * decoder.vocab_size,
         attention_per_key=4.0 * decoder.layers * heads,
         layers=decoder.layers, routed=routing is not None)

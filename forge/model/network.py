@@ -16,6 +16,8 @@ from forge.model.block import Block
 from forge.model.decoder import Decoder
 from forge.model.flops import Forward, convention, forward_of
 from forge.model.rotary import RotaryEmbedding
+from forge.moe_router.choice import sum_over_ranks
+from forge.optimizer import Outcome
 
 
 class Network(nn.Module):
@@ -39,11 +41,46 @@ class Network(nn.Module):
         positions, plan = self._prepare(batch)
         scaled, loss_sum, aux, load = self.compute(
             batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale)
-        return scaled, loss_sum, self._terms(aux, load)
+        terms = self._terms(aux, load)
+        if self.training and self._sees_update():
+            self._remember(terms)
+        return scaled, loss_sum, terms
+
+    @torch.no_grad()
+    def after_update(self, terms: dict[str, Tensor], outcome: Outcome) -> None:
+        routing = self.decoder.routing
+        if routing is None or (routing.balance == "none" and not self._sees_update()):
+            return
+        chosen = _chosen(terms)
+        sums = torch.cat([chosen.flatten(), terms.get("forward_passes", chosen.new_ones(())).view(1)])
+        if routing.balance != "none":
+            sums = sum_over_ranks(sums)
+        for mixture, load in zip(self._mixtures(), sums[:-1].view_as(chosen), strict=True):
+            if mixture is not None:
+                mixture.after_update(load, sums[-1], outcome.applied)
+
+    def _sees_update(self) -> bool:
+        """Whether a forward pass looks at those before it in the same update."""
+        routing = self.decoder.routing
+        return routing is not None and routing.aux_loss > 0 and routing.aux_scope == "global_batch"
+
+    @torch.no_grad()
+    def _remember(self, terms: dict[str, Tensor]) -> None:
+        """Here, outside of compiled and recomputed code: once a forward pass."""
+        for mixture, load in zip(self._mixtures(), sum_over_ranks(_chosen(terms)), strict=True):
+            if mixture is not None:
+                mixture.remember(load)
+
+    def _mixtures(self) -> list[Any]:
+        """One a block; None where it is dense."""
+        return [block.feed_forward if hasattr(block.feed_forward, "remember") else None for block in self.blocks]
 
     def compute(self, tokens: Tensor, targets: Tensor, positions: Tensor, plan: Any,
                 scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(scaled, loss_sum, aux, load [layers, num_experts]): all that can be compiled as one graph."""
+        """(scaled, loss_sum, aux, load): all that can be compiled as one graph.
+
+        load: [layers, num_experts], or [layers, 2, num_experts], see forge.moe_router.MoERouter.
+        """
         valid = None if self.decoder.routing is None else targets != IGNORED
         hidden, aux, load = self._hidden(tokens, positions, valid, plan)
         scaled, loss_sum = self.score(hidden, targets, scale)
@@ -83,7 +120,7 @@ class Network(nn.Module):
 
     def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None,
                 plan: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """(what the last block gives [B, T, width], aux, load [layers, num_experts])"""
+        """(what the last block gives [B, T, width], aux, load: see compute)"""
         x, rotation = self.embedding(tokens), None
         if self.decoder.rotary is None:
             x = x + self.position_embedding(positions)
@@ -95,7 +132,7 @@ class Network(nn.Module):
         for block in self.blocks:
             x, aux, load = block(x, aux, rotation, valid, plan)
             loads.append(load)
-        return x, aux, torch.stack(loads)
+        return x, aux, torch.stack([load.expand_as(loads[-1]) for load in loads])   # the first may be dense
 
     def _head_weight(self) -> Tensor:
         return self.embedding.weight if self.decoder.tied else self.head.weight
@@ -104,8 +141,19 @@ class Network(nn.Module):
         routing = self.decoder.routing
         if routing is None:
             return {}
-        weighted = routing.aux_loss > 0 or routing.z_loss > 0
-        return {"expert_load": load, **({"aux_loss": aux} if weighted else {})}
+        terms = {"expert_load": load}
+        if load.dim() == 3:
+            terms = {"expert_load": load[:, 1], "expert_choices": load[:, 0]}
+        if routing.balance == "overflow":
+            terms["forward_passes"] = load.new_ones(())
+        if routing.aux_loss > 0 or routing.z_loss > 0:
+            terms["aux_loss"] = aux
+        return terms
+
+
+def _chosen(terms: dict[str, Tensor]) -> Tensor:
+    """[layers, num_experts]: the load as the tokens chose."""
+    return terms.get("expert_choices", terms["expert_load"])
 
 
 def initialised(decoder: Decoder, parts: Parts) -> Network:
@@ -116,7 +164,8 @@ def initialised(decoder: Decoder, parts: Parts) -> Network:
         network = Network(decoder, parts)
     added_std = decoder.init_std / (2 * decoder.layers) ** 0.5
     for name, parameter in network.named_parameters():
-        added = name.endswith(("attention.out.weight", "feed_forward.down.weight", "feed_forward.down"))
+        added = name.endswith(("attention.out.weight", "feed_forward.down.weight", "feed_forward.down",
+                               "feed_forward.shared.down.weight"))
         if parameter.dim() >= 2:
             nn.init.normal_(parameter, std=added_std if added else decoder.init_std)
         elif name.endswith("bias"):

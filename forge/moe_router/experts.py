@@ -1,6 +1,7 @@
 """How N tokens pass through the experts they chose. Each function is one algorithm for the same result.
 
-tokens: [N, width]. experts: [N, top_k] int64, distinct in a row. weights: [N, top_k], at least float32.
+tokens: [N, width]. experts: [N, top_k] int64, distinct in a row, but for num_experts: no expert computes that choice,
+whose weight counts for nothing. weights: [N, top_k], at least float32.
 gate_up: [num_experts, 2 * hidden, width]; down: [num_experts, width, hidden]; both in the dtype of tokens.
 Result: [N, width] in the dtype of tokens: the weighted sum of the chosen experts' outputs, added in weights' dtype.
 """
@@ -32,15 +33,16 @@ def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor
 
     Nothing waits for the host, and nothing is added atomically, so the same input gives the same bits.
     """
-    top_k = experts.shape[-1]
+    dropped = experts == gate_up.shape[0]
     order = experts.flatten().argsort(stable=True)
     place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
     ends = _tokens_per_expert(experts, gate_up.shape[0]).cumsum(0).to(torch.int32)
-    rows: Tensor = _Dispatch.apply(tokens, order, place, top_k)     # type: ignore[no-untyped-call]
+    rows: Tensor = _Dispatch.apply(tokens, order, place, dropped)   # type: ignore[no-untyped-call]
     hidden = _swiglu(grouped_product(rows, gate_up, ends))
     out = grouped_product(hidden, down, ends)
-    mine: Tensor = _Collect.apply(out, order, place)                # type: ignore[no-untyped-call]
-    return (mine.view(-1, top_k, tokens.shape[-1]) * weights.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
+    mine: Tensor = _Collect.apply(out, order, place, dropped)       # type: ignore[no-untyped-call]
+    weights = weights.masked_fill(dropped, 0).unsqueeze(-1)
+    return (mine.view(*experts.shape, tokens.shape[-1]) * weights).sum(dim=1).to(tokens.dtype)
 
 
 def _swiglu(gate_and_up: Tensor) -> Tensor:
@@ -50,24 +52,25 @@ def _swiglu(gate_and_up: Tensor) -> Tensor:
 
 def _tokens_per_expert(experts: Tensor, num_experts: int) -> Tensor:
     """[num_experts] int64. Not by bincount, which makes the host wait for the GPU."""
-    once = torch.zeros(experts.shape[0], num_experts, dtype=torch.int32, device=experts.device)
-    return once.scatter(-1, experts, 1).sum(dim=0)
+    once = torch.zeros(experts.shape[0], num_experts + 1, dtype=torch.int32, device=experts.device)
+    return once.scatter(-1, experts, 1).sum(dim=0)[:num_experts]
 
 
+# Dropped choices are sorted behind all others. A grouped product leaves their rows as the memory was, which may be nan:
+# they are overwritten where they would leave the sorted order, forward and backward, and never multiplied away.
 class _Dispatch(torch.autograd.Function):
     """tokens[order // top_k]. Autograd's own backward would add top_k rows to each token atomically."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, place: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(place)
-        ctx.top_k = top_k
-        return tokens.index_select(0, order // top_k)
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, place: Tensor, dropped: Tensor) -> Tensor:
+        ctx.save_for_backward(place, dropped)
+        return tokens.index_select(0, order // dropped.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (place,) = ctx.saved_tensors
-        mine = grads[0].index_select(0, place)
-        return mine.view(-1, ctx.top_k, mine.shape[-1]).sum(dim=1), None, None, None
+        place, dropped = ctx.saved_tensors
+        mine = grads[0].index_select(0, place).view(*dropped.shape, grads[0].shape[-1])
+        return mine.masked_fill(dropped.unsqueeze(-1), 0).sum(dim=1), None, None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -75,11 +78,11 @@ class _Collect(torch.autograd.Function):
     grouped matrix product requires of its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, order: Tensor, place: Tensor, dropped: Tensor) -> Tensor:
         ctx.save_for_backward(order)
-        return rows.index_select(0, place)
+        return rows.index_select(0, place).masked_fill(dropped.view(-1, 1), 0)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (order,) = ctx.saved_tensors
-        return grads[0].index_select(0, order), None, None
+        return grads[0].index_select(0, order), None, None, None

@@ -18,6 +18,7 @@ class Fused:
     pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
-        from forge.moe_router.mixture import Mixture, mix_fused
+        from forge.moe_router.experts import by_sorting
+        from forge.moe_router.mixture import CompiledMixture
 
-        return Mixture(width, hidden, routing, mix_fused)
+        return CompiledMixture(width, hidden, routing, by_sorting)

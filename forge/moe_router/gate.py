@@ -9,13 +9,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge.moe_router import Routing
+from forge.moe_router.balance import balance_loss, z_loss
+from forge.moe_router.choice import choose_experts, drop_surplus
+from forge.moe_router.overflow import reroute
+
+
+class Past(NamedTuple):
+    """What a mixture remembers, float32. It changes between forward passes, never in one.
+
+    bias: [num_experts], added to the scores for the choice. average: [num_experts], the moving average of the load of
+    one forward pass; 0 before the first update. updates: scalar, how many were applied. seen: [num_experts], choices
+    of this update's forward passes so far, over all ranks.
+    """
+
+    bias: Tensor
+    average: Tensor
+    updates: Tensor
+    seen: Tensor
 
 
 class Choice(NamedTuple):
     """Where N = B * T tokens go. Floating-point tensors are float32 (float64 for a float64 model).
 
-    experts: [N, top_k] int64, best first. weights: [N, top_k], differentiable.
-    aux: scalar, differentiable. load: [num_experts], choices of valid tokens.
+    experts: [N, top_k] int64, best first; num_experts: dropped. weights: [N, top_k], differentiable.
+    aux: scalar, differentiable. load: see forge.moe_router.MoERouter.
     """
 
     experts: Tensor
@@ -24,54 +41,113 @@ class Choice(NamedTuple):
     load: Tensor
 
 
-def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing) -> Choice:
+def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing, past: Past,
+           training: bool) -> Choice:
     """x: [B, T, width]. valid: [B, T] bool; other tokens are routed too, but count in neither aux nor load."""
-    logits = _logits(x, gate_weight)
-    probabilities = logits.softmax(dim=-1)
-    # A stable sort, since topk leaves the order of ties open and CPU, GPU and kernels would differ. By logits, since
-    # rounding in a softmax makes and breaks ties.
-    ranking = logits.detach().sort(dim=-1, descending=True, stable=True).indices
-    experts = ranking[..., : routing.top_k]
-    weights = probabilities.gather(-1, experts)
-    if routing.normalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    chosen = torch.zeros_like(logits).scatter(-1, experts, 1.0)
-    if valid is not None:
-        chosen = chosen.masked_fill(~valid.unsqueeze(-1), 0)
-    aux = _balance_loss(probabilities, chosen, valid, routing) + _z_loss(logits, valid, routing)
-    return Choice(experts.flatten(0, 1), weights.flatten(0, 1), aux, chosen.sum(dim=(0, 1)))
+    valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
+    noisy = training and routing.jitter > 0
+    logits = _logits(x, gate_weight, routing.jitter if noisy else 0.0)
+    scores = _scores(logits, routing)
+    keys = _keys(logits, scores, past.bias, routing).detach().flatten(0, 1)
+    chosen = choose_experts(keys, routing.top_k, routing.groups, routing.top_groups)
+    used = _rerouted(keys, chosen, scores, valid, routing, past) if training and reroutes(routing) else chosen
+    weights = _weights(logits.flatten(0, 1), scores.flatten(0, 1), used, routing)
+    kept = _kept(used, scores, valid, routing) if training and routing.capacity_factor is not None else used
+
+    counts = _counts(chosen, valid, scores)
+    seen = past.seen if training and routing.aux_scope == "global_batch" else None
+    probabilities = scores if routing.score != "sigmoid" else _shares(logits)
+    aux = balance_loss(probabilities, counts, valid, routing, seen) + z_loss(logits, valid, routing)
+    load = counts.sum(dim=(0, 1))
+    if moves(routing):
+        load = torch.stack([load, load if kept is chosen else _counts(kept, valid, scores).sum(dim=(0, 1))])
+    return Choice(kept, weights, aux, load.detach())
 
 
-def _logits(x: Tensor, gate_weight: Tensor) -> Tensor:
+def reroutes(routing: Routing) -> bool:
+    """Whether overflow balancing can have an effect."""
+    return routing.balance == "overflow" and routing.threshold is not None
+
+
+def moves(routing: Routing) -> bool:
+    """Whether, in training, an expert may compute other choices than the tokens made."""
+    return reroutes(routing) or routing.capacity_factor is not None
+
+
+def _logits(x: Tensor, gate_weight: Tensor, jitter: float) -> Tensor:
     """[B, T, num_experts], computed in float32 also under autocast: bfloat16 would tie and swap close experts."""
     with torch.autocast(x.device.type, enabled=False):
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return F.linear(x.to(dtype), gate_weight.to(dtype))
+        x = x.to(dtype)
+        if jitter > 0:
+            x = x * (1 + jitter * (2 * torch.rand_like(x) - 1))
+        return F.linear(x, gate_weight.to(dtype))
 
 
-def _balance_loss(probabilities: Tensor, chosen: Tensor, valid: Tensor | None, routing: Routing) -> Tensor:
-    """num_experts * sum_e f_e p_e of each group of tokens, times the group's valid tokens, weighted.
+def _scores(logits: Tensor, routing: Routing) -> Tensor:
+    """[B, T, num_experts]: each expert's own (sigmoid), or its share among all."""
+    return logits.sigmoid() if routing.score == "sigmoid" else logits.softmax(dim=-1)
 
-    f_e: choices of expert e per valid token; p_e: mean probability of e; a group is a sequence or the micro-batch.
+
+def _shares(logits: Tensor) -> Tensor:
+    """Sigmoid scores over their sum. By logarithms, since the sum of tiny scores may be 0."""
+    return F.logsigmoid(logits).softmax(dim=-1)
+
+
+def _keys(logits: Tensor, scores: Tensor, bias: Tensor, routing: Routing) -> Tensor:
+    """[B, T, num_experts]: what experts are chosen by: score + bias; of softmax_of_chosen logit + bias.
+
+    Without groups and where all biases are 0, the logits: the same order, but for the ties that the rounding of scores
+    makes and breaks.
     """
-    if routing.aux_loss == 0:
-        return probabilities.new_zeros(())
-    if valid is None:
-        valid = torch.ones_like(probabilities[..., 0], dtype=torch.bool)
-    probabilities = probabilities.masked_fill(~valid.unsqueeze(-1), 0)
-    if routing.aux_scope == "batch":
-        probabilities, chosen, valid = (tensor.flatten(0, 1).unsqueeze(0) for tensor in (probabilities, chosen, valid))
-    count = valid.sum(dim=1).to(probabilities.dtype)
-    # mean times count: one of the two divisions by count is undone, and an empty group gives 0 and not nan.
-    groups = (chosen.sum(dim=1) * probabilities.sum(dim=1)).sum(dim=-1) / count.clamp(min=1)
-    return groups.sum() * (routing.aux_loss * routing.num_experts)
+    biased = (logits if routing.score == "softmax_of_chosen" else scores) + bias
+    return biased if routing.groups > 1 else torch.where(bias.any(), biased, logits)
 
 
-def _z_loss(logits: Tensor, valid: Tensor | None, routing: Routing) -> Tensor:
-    """The squared log-sum-exp of the logits, summed over valid tokens, weighted."""
-    if routing.z_loss == 0:
-        return logits.new_zeros(())
-    squares = logits.logsumexp(dim=-1).square()
-    if valid is not None:
-        squares = squares.masked_fill(~valid, 0)
-    return squares.sum() * routing.z_loss
+def _weights(logits: Tensor, scores: Tensor, experts: Tensor, routing: Routing) -> Tensor:
+    """[N, top_k], of logits and scores [N, num_experts].
+
+    Scores that are made to sum to one are a softmax of their logarithms. So there is no small number to add to the sum,
+    with which a router could make its weights vanish by making all scores small, and no 0 / 0.
+    """
+    mine = logits.gather(-1, experts)
+    if routing.score == "sigmoid":
+        weights = _shares(mine) if routing.normalize else mine.sigmoid()
+    elif routing.score == "softmax_of_chosen" or routing.normalize:
+        weights = mine.softmax(dim=-1)
+    else:
+        weights = scores.gather(-1, experts)
+    return weights * routing.scale
+
+
+def _rerouted(keys: Tensor, chosen: Tensor, scores: Tensor, valid: Tensor, routing: Routing, past: Past) -> Tensor:
+    assert routing.threshold is not None
+    mean: Tensor = valid.sum() * (routing.top_k / routing.num_experts)
+    mean = torch.where(past.average.any(), past.average.mean(), mean)
+    ramp = ((past.updates - routing.balance_from) / max(routing.balance_ramp, 1)).clamp(0, 1)
+    ramp = torch.where(past.updates >= routing.balance_from + routing.balance_ramp, 1.0, ramp)
+    capacity = torch.where(ramp > 0, routing.threshold * mean / ramp, torch.inf)
+    mine = scores.detach().flatten(0, 1).gather(-1, chosen)
+    used: Tensor = reroute(keys, chosen, mine, valid.flatten(), _whole(capacity, chosen), routing.groups,
+                           routing.top_groups)
+    return used
+
+
+def _kept(experts: Tensor, scores: Tensor, valid: Tensor, routing: Routing) -> Tensor:
+    assert routing.capacity_factor is not None
+    capacity: Tensor = valid.sum() * (routing.capacity_factor * routing.top_k / routing.num_experts)
+    mine = scores.detach().flatten(0, 1).gather(-1, experts)
+    kept: Tensor = drop_surplus(experts, mine, valid.flatten(), _whole(capacity, experts), routing.num_experts)
+    return kept
+
+
+def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
+    """How many choices an expert may hold. More than there are is as good as infinite."""
+    above: Tensor = capacity * (1 + 2**-20)         # or a product that rounds to just below a whole number would lose one
+    return above.clamp(max=experts.numel()).floor().to(torch.int64)
+
+
+def _counts(experts: Tensor, valid: Tensor, like: Tensor) -> Tensor:
+    """[B, T, num_experts]: 1 where a valid token goes to the expert."""
+    once = like.new_zeros(experts.shape[0], like.shape[-1] + 1).scatter(-1, experts, 1.0)[:, :-1]
+    return once.view_as(like).masked_fill(~valid.unsqueeze(-1), 0)

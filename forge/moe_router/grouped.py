@@ -14,9 +14,10 @@ from forge.notes import say
 def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """rows [N, k], weights [groups, n, k], ends [groups] int32 -> [N, n].
 
-    Rows ends[g - 1] to ends[g] are multiplied by the transpose of weights[g].
+    Rows ends[g - 1] to ends[g] are multiplied by the transpose of weights[g]. What is computed of rows past the last
+    end, forward and backward, is left as the memory was, and may be nan.
     """
-    if _has_kernel(rows.device.type, rows.dtype, weights.shape[1], weights.shape[2]):
+    if len(rows) and _has_kernel(rows.device.type, rows.dtype, weights.shape[1], weights.shape[2]):
         return F.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
     product: Tensor = _one_by_one(rows, weights, ends)
     return product

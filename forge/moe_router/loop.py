@@ -21,9 +21,10 @@ class Loop:
     pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
-        from forge.moe_router.mixture import Mixture, mix_by_loop
+        from forge.moe_router.experts import loop
+        from forge.moe_router.mixture import Mixture
 
-        return Mixture(width, hidden, routing, mix_by_loop)
+        return Mixture(width, hidden, routing, loop)
 
     def problems(self, config: Config) -> Iterator[str]:
         routed = getattr(config.model, "routing", None) is not None

@@ -4,73 +4,121 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.moe_router import Routing
-from forge.moe_router.experts import by_sorting, loop
-from forge.moe_router.gate import choose
+from forge.moe_router.gate import Past, choose
 from forge.notes import say
 
-Mix = Callable[[Tensor, "Tensor | None", Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]
 Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
 
 
-class Mixture(nn.Module):
-    """SwiGLU experts: see forge.moe_router.MoERouter.build. `mix` decides how they are computed."""
+class SharedExpert(nn.Module):
+    """SwiGLU of all tokens: [..., width] -> [..., width]. up.weight holds the gate's rows first."""
 
-    def __init__(self, width: int, hidden: int, routing: Routing, mix: Mix) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)         # type: ignore[no-any-return]
+
+
+class Mixture(nn.Module):
+    """SwiGLU experts: see forge.moe_router.MoERouter.build. `execute` decides how they are computed."""
+
+    bias: Tensor
+    average: Tensor
+    updates: Tensor
+    seen: Tensor
+
+    def __init__(self, width: int, hidden: int, routing: Routing, execute: Execute) -> None:
         super().__init__()
         self.gate = nn.Linear(width, routing.num_experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
-        self.routing, self.mix = routing, mix
+        self.shared = SharedExpert(width, routing.shared_hidden) if routing.shared_hidden else None
+        self.routing, self.execute = routing, execute
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)   # until the model draws its own
+        for name in Past._fields:
+            value = torch.zeros((), dtype=torch.float32) if name == "updates" else torch.zeros(
+                routing.num_experts, dtype=torch.float32)
+            self.register_buffer(name, value, persistent=name != "seen")    # which is empty between two updates
 
     def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return self.mix(x, valid, self.gate.weight, self.gate_up, self.down, self.routing)
+        past = Past(*(getattr(self, name) for name in Past._fields))
+        choice = choose(x, valid, self.gate.weight, self.routing, past, self.training)
+        dtype = _compute_dtype(x, self.gate_up)
+        tokens = x.flatten(0, 1).to(dtype)
+        y = self.execute(tokens, choice.experts, choice.weights, self.gate_up.to(dtype), self.down.to(dtype)).view_as(x)
+        if self.shared is not None:
+            y = y + self.shared(x)
+        return y, choice.aux, choice.load
+
+    @torch.no_grad()
+    def remember(self, load: Tensor) -> None:
+        """After a forward pass: its load [num_experts], over all ranks, for those that follow in the same update."""
+        self.seen += load
+
+    @torch.no_grad()
+    def after_update(self, load: Tensor, passes: Tensor, applied: Tensor) -> None:
+        """Once an update. load: [num_experts], as the tokens chose, over all its `passes`, on all ranks. applied:
+        scalar bool; where it is False, only what was seen of the update is forgotten. In place, as a CUDA graph reads
+        the same memory."""
+        routing = self.routing
+        self.seen.zero_()
+        if routing.balance == "bias":
+            moved = self.bias + routing.bias_rate * (load.mean() - load).sign()
+            self.bias.copy_(torch.where(applied, moved, self.bias))
+        elif routing.balance == "overflow":
+            load = load / passes
+            smooth = routing.load_decay * self.average + (1 - routing.load_decay) * load
+            smooth = torch.where(self.average.any(), smooth, load)
+            self.average.copy_(torch.where(applied, smooth, self.average))
+            self.updates += applied
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Mixture:
+        """Moves and casts, but for what is remembered: it is moved only. In bfloat16 a bias of 0.5 would not change by
+        0.001, and a count not by one above 256."""
+        kept = {name: getattr(self, name) for name in Past._fields}
+        super()._apply(fn, recurse)         # type: ignore[no-untyped-call]
+        for name, value in kept.items():
+            setattr(self, name, value.to(getattr(self, name).device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """A snapshot from before the mixture remembered anything leaves it as it is."""
+        for name in Past._fields[:3]:
+            state_dict.setdefault(prefix + name, getattr(self, name).clone())
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def mix_by_loop(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
-                routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """The plain algorithm, the twin of all others."""
-    return _mix(loop, x, valid, gate, gate_up, down, routing)
+class CompiledMixture(Mixture):
+    """Compiled into few kernels on a GPU, where no graph around it does so already."""
 
-
-def mix_by_sorting(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
-                   routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """One grouped matrix product for all experts."""
-    return _mix(by_sorting, x, valid, gate, gate_up, down, routing)
-
-
-def mix_fused(x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
-              routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """mix_by_sorting, with everything between the matrix products compiled into few kernels on a GPU."""
-    if _can_fuse(x.device.type) and not torch.compiler.is_compiling():      # a graph around it fuses it too
-        return _compiled()(x, valid, gate, gate_up, down, routing)
-    return mix_by_sorting(x, valid, gate, gate_up, down, routing)
+    def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if _can_compile(x.device.type) and not torch.compiler.is_compiling():
+            return _compiled()(self, x, valid)
+        return super().forward(x, valid)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _can_fuse(device_type: str) -> bool:
+def _can_compile(device_type: str) -> bool:
     if device_type != "cuda":
         say(f"moe_router=fused has kernels for a GPU only: on {device_type} it computes what moe_router=sorted does.")
     return device_type == "cuda"
 
 
 @cache
-def _compiled() -> Mix:
-    return torch.compile(mix_by_sorting)
-
-
-def _mix(execute: Execute, x: Tensor, valid: Tensor | None, gate: Tensor, gate_up: Tensor, down: Tensor,
-         routing: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    experts, weights, aux, load = choose(x, valid, gate, routing)
-    dtype = _compute_dtype(x, gate_up)
-    y = execute(x.flatten(0, 1).to(dtype), experts, weights, gate_up.to(dtype), down.to(dtype))
-    return y.view_as(x), aux, load.detach()
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(Mixture.forward)
 
 
 def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

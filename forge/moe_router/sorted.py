@@ -18,6 +18,7 @@ class Sorted:
     pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
-        from forge.moe_router.mixture import Mixture, mix_by_sorting
+        from forge.moe_router.experts import by_sorting
+        from forge.moe_router.mixture import Mixture
 
-        return Mixture(width, hidden, routing, mix_by_sorting)
+        return Mixture(width, hidden, routing, by_sorting)

@@ -96,20 +96,24 @@ class Option(SDPA):
 
 OTHER_TIES = """
 from dataclasses import dataclass
-from forge.moe_router import mixture
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import choose
+from forge.moe_router.gate import Past, choose
+from forge.moe_router.mixture import Mixture
 
-def mix(x, valid, gate, gate_up, down, routing):
+class FromTheLast(Mixture):
     '''Experts counted from the last to the first, so that ties go to the higher number.'''
-    experts, weights, aux, load = choose(x, valid, gate.flip(0), routing)
-    experts = routing.num_experts - 1 - experts
-    return by_sorting(x.flatten(0, 1), experts, weights, gate_up, down).view_as(x), aux, load.flip(0).detach()
+
+    def forward(self, x, valid):
+        past = Past(self.bias, self.average, self.updates, self.seen)
+        experts, weights, aux, load = choose(x, valid, self.gate.weight.flip(0), self.routing, past, True)
+        experts = self.routing.num_experts - 1 - experts
+        y = by_sorting(x.flatten(0, 1), experts, weights, self.gate_up, self.down).view_as(x)
+        return y, aux, load.flip(0)
 
 @dataclass(frozen=True)
 class Option:
     def build(self, width, hidden, routing):
-        return mixture.Mixture(width, hidden, routing, mix)
+        return FromTheLast(width, hidden, routing, by_sorting)
 """
 
 LOSING = """
