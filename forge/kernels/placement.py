@@ -39,30 +39,30 @@ class Placement(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How logits become weights: see forge.moe_router.Routing. eps: added to the sum that normalisation divides by."""
+    """How logits become weights: see forge.moe_router.Routing, whose names these are."""
 
     score: str
     normalize: bool
     scale: float
-    eps: float
 
 
 def place(experts: Tensor, num_experts: int, rows: int) -> Placement:
     """experts: [N, top_k] int64, distinct in a row but for num_experts, which means dropped. rows: of a tile."""
-    return _launch(None, None, experts, None, num_experts, rows, Scores("given", False, 1.0, 0.0))
+    return _launch(None, None, None, experts, None, num_experts, rows, Scores("given", False, 1.0))[0]
 
 
-def choose_and_place(logits: Tensor, bias: Tensor | None, top_k: int, rows: int,
-                     how: Scores) -> tuple[Tensor, Tensor, Placement]:
-    """logits: [N, num_experts] float32. bias: [num_experts] float32, which only the choice sees.
+def choose_and_place(logits: Tensor, bias: Tensor, valid: Tensor, top_k: int, rows: int,
+                     how: Scores) -> tuple[Tensor, Tensor, Tensor, Placement]:
+    """logits: [N, num_experts] float32. bias: [num_experts] float32, which only the choice sees. valid: [N] bool.
 
-    Returns (experts [N, top_k] int64, best first and the lower id first where scores tie, weights [N, top_k] float32,
-    placement). Not a number counts as the highest score, and makes the weights not a number.
+    Returns (experts [N, top_k] int64, best first and the lower id first where scores tie; weights [N, top_k] float32;
+    load [num_experts] float32, choices of valid tokens; placement). Not a number counts as the highest score, and
+    makes the weights not a number. The twins are forge.moe_router.choice.choose_experts and gate.choose.
     """
     experts = torch.empty(logits.shape[0], top_k, dtype=torch.int64, device=logits.device)
     weights = torch.empty(logits.shape[0], top_k, dtype=torch.float32, device=logits.device)
-    placement = _launch(logits, bias, experts, weights, logits.shape[1], rows, how)
-    return experts, weights, placement
+    placement, counts = _launch(logits, bias, valid, experts, weights, logits.shape[1], rows, how)
+    return experts, weights, counts.sum(dim=0).float(), placement
 
 
 def weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, how: Scores) -> Tensor:
@@ -73,7 +73,7 @@ def weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, how: Scores)
     if tokens:
         at_once = _tokens_at_once(num_experts)
         _weights_backward[(triton.cdiv(tokens, at_once),)](
-            grad, logits, experts, out, tokens, how.scale, how.eps, num_experts, experts.shape[1], how.score,
+            grad, logits, experts, out, tokens, how.scale, num_experts, experts.shape[1], how.score,
             how.normalize, at_once, triton.next_power_of_2(num_experts), triton.next_power_of_2(experts.shape[1]))
     return out
 
@@ -82,8 +82,9 @@ def _tokens_at_once(num_experts: int) -> int:
     return min(64, max(1, CELLS // triton.next_power_of_2(num_experts)))
 
 
-def _launch(logits: Tensor | None, bias: Tensor | None, experts: Tensor, weights: Tensor | None, num_experts: int,
-            rows: int, how: Scores) -> Placement:
+def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, experts: Tensor, weights: Tensor | None,
+            num_experts: int, rows: int, how: Scores) -> tuple[Placement, Tensor]:
+    """(placement, counts [programs, num_experts] int32: each program's choices of valid tokens)"""
     assert experts.is_contiguous() and (logits is None or logits.is_contiguous())
     tokens, top_k = experts.shape
     device, choices = experts.device, experts.numel()
@@ -93,23 +94,23 @@ def _launch(logits: Tensor | None, bias: Tensor | None, experts: Tensor, weights
     sources = torch.empty(choices, dtype=torch.int32, device=device)
     ends, num_tiles = (torch.empty(size, dtype=torch.int32, device=device) for size in (num_experts, 1))
     tiles = torch.empty(2, most_tiles, dtype=torch.int32, device=device)
-    counts = torch.empty(programs, num_experts, dtype=torch.int32, device=device)
+    counts = torch.empty(2, programs, num_experts, dtype=torch.int32, device=device)
     arrived = torch.zeros(1, dtype=torch.int32, device=device)
     _place[(programs,)](
-        logits, bias, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens, most_tiles,
-        how.scale, how.eps, num_experts, top_k, how.score, how.normalize, bias is not None, rows,
+        logits, bias, valid, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens,
+        most_tiles, how.scale, num_experts, top_k, how.score, how.normalize, rows,
         _tokens_at_once(num_experts), TILES,
         triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k), PROGRAMS,
         launch_cooperative_grid=not interpreted())
-    return Placement(slots, sources, ends, tiles, num_tiles)
+    return Placement(slots, sources, ends, tiles, num_tiles), counts[1]
 
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _place(  # type: ignore[no-untyped-def]
-        logits, bias, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens, most_tiles,
-        scale, eps, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr, NORMALIZE: tl.constexpr,
-        BIASED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, BLOCK_E: tl.constexpr,
-        BLOCK_K: tl.constexpr, PROGRAMS: tl.constexpr):
+        logits, bias, valid, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens,
+        most_tiles, scale, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr, NORMALIZE: tl.constexpr,
+        ROWS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+        PROGRAMS: tl.constexpr):
     program, programs = tl.program_id(0), tl.num_programs(0)
     chunk = tl.cdiv(tl.cdiv(tokens, programs), TOKENS) * TOKENS         # whole blocks, so that each is one program's
     first, last = program * chunk, tl.minimum((program + 1) * chunk, tokens)
@@ -117,6 +118,7 @@ def _place(  # type: ignore[no-untyped-def]
     choice = tl.arange(0, BLOCK_K)
 
     running = tl.zeros([BLOCK_E], tl.int32)                             # this program's choices so far
+    load = tl.zeros([BLOCK_E], tl.int32)                                # and those of valid tokens
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
         cell = token.to(tl.int64)[:, None] * K + choice[None, :]
@@ -124,8 +126,8 @@ def _place(  # type: ignore[no-untyped-def]
         if SCORE == "given":
             ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
         else:
-            ids = _choose(logits, bias, weights, experts, token, last, scale, eps, E, K, SCORE, NORMALIZE, BIASED,
-                          BLOCK_E, BLOCK_K)
+            ids = _choose(logits, bias, weights, experts, token, last, scale, E, K, SCORE, NORMALIZE, BLOCK_E,
+                          BLOCK_K)
         chosen = tl.zeros([TOKENS, BLOCK_E], tl.int32)
         for j in range(K):
             chosen += (_column(ids, choice, j)[:, None] == expert[None, :]).to(tl.int32)
@@ -138,7 +140,11 @@ def _place(  # type: ignore[no-untyped-def]
             rank += tl.where(choice[None, :] == j, found[:, None], 0)
         tl.store(slots + cell, rank, mask=there)
         running += tl.sum(chosen, axis=0)
+        if SCORE != "given":
+            counted = tl.load(valid + token, mask=token < last, other=0).to(tl.int32)
+            load += tl.sum(chosen * counted[:, None], axis=0)
     tl.store(counts + program * E + expert, running, mask=expert < E)
+    tl.store(counts + (programs + program) * E + expert, load, mask=expert < E)
 
     tl.debug_barrier()                                                  # all of this program's writes, then its arrival
     tl.atomic_add(arrived, 1, sem="acq_rel")
@@ -193,33 +199,31 @@ def _column(values, index, j):  # type: ignore[no-untyped-def]
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _choose(  # type: ignore[no-untyped-def]
-        logits, bias, weights, experts, token, last, scale, eps, E: tl.constexpr, K: tl.constexpr,
-        SCORE: tl.constexpr, NORMALIZE: tl.constexpr, BIASED: tl.constexpr, BLOCK_E: tl.constexpr,
-        BLOCK_K: tl.constexpr):
+        logits, bias, weights, experts, token, last, scale, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr,
+        NORMALIZE: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
     """Writes experts and weights of these tokens; returns the ids [tokens, BLOCK_K], E beyond K."""
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     live = token < last
     logit = _logits(logits, token, live, E, BLOCK_E)
-    score = _score(logit, SCORE)
-    key = tl.where(score == score, score, float("inf"))
-    if SCORE != "sigmoid":
-        key = tl.where(logit == logit, logit, float("inf"))             # rounding in a softmax makes and breaks ties
-    if BIASED:
-        key = score + tl.load(bias + expert, mask=expert < E, other=0)[None, :]
-        key = tl.where(key == key, key, float("inf"))
+    biases = tl.load(bias + expert, mask=expert < E, other=0)
+    key = logit                                                         # what rounding in a score makes and breaks ties of
+    if tl.max(tl.where(biases != 0, 1, 0), axis=0) > 0:
+        key = (logit if SCORE == "softmax_of_chosen" else _score(logit, SCORE)) + biases[None, :]
+    key = tl.where(key == key, key, float("inf"))
     key = tl.maximum(key, -3.0e38)                                      # -inf means taken, or no expert
     key = tl.where((expert < E)[None, :], key, float("-inf"))
+    value = _value(logit, SCORE, NORMALIZE)
     ids = tl.full([token.shape[0], BLOCK_K], E, tl.int32)
-    picked = tl.zeros([token.shape[0], BLOCK_K], tl.float32)
+    picked = tl.full([token.shape[0], BLOCK_K], float("-inf"), tl.float32)
     for j in range(K):
         best = tl.argmax(key, axis=1, tie_break_left=True).to(tl.int32)
         mine = best[:, None] == expert[None, :]
-        value = tl.sum(tl.where(mine, score, 0.0), axis=1)
+        found = tl.sum(tl.where(mine, value, 0.0), axis=1)
         ids = tl.where(choice[None, :] == j, best[:, None], ids)
-        picked = tl.where(choice[None, :] == j, value[:, None], picked)
+        picked = tl.where(choice[None, :] == j, found[:, None], picked)
         key = tl.where(mine, float("-inf"), key)
-    if NORMALIZE:
-        picked = picked / (tl.sum(picked, axis=1) + eps)[:, None]
+    if NORMALIZE or SCORE == "softmax_of_chosen":
+        picked = _score(picked, "softmax")
     cell = token.to(tl.int64)[:, None] * K + choice[None, :]
     there = live[:, None] & (choice < K)[None, :]
     tl.store(experts + cell, ids.to(tl.int64), mask=there)
@@ -237,39 +241,56 @@ def _logits(logits, token, live, E: tl.constexpr, BLOCK_E: tl.constexpr):  # typ
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _score(logit, SCORE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A softmax over all experts is also what a softmax over the chosen ones is made from: by normalising."""
     if SCORE == "sigmoid":
-        return 1 / (1 + tl.exp(-logit))
-    peak = tl.max(logit, axis=1)
-    raised = tl.exp(logit - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
-    return raised / tl.sum(raised, axis=1)[:, None]
+        score = 1 / (1 + tl.exp(-logit))
+    else:
+        raised = tl.exp(logit - tl.max(logit, axis=1)[:, None])
+        score = raised / tl.sum(raised, axis=1)[:, None]
+    return score
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _value(logit, SCORE: tl.constexpr, NORMALIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the weights of the chosen are made of: scores; where those are made to sum to one, their logarithms, so that
+    the weights are a softmax and no sum can vanish."""
+    if SCORE == "sigmoid" and NORMALIZE:
+        value = tl.minimum(logit, 0.0) - tl.log(1 + tl.exp(-tl.abs(logit)))
+    elif SCORE == "softmax_of_chosen" or NORMALIZE:
+        value = logit
+    else:
+        value = _score(logit, SCORE)
+    return value
 
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _weights_backward(  # type: ignore[no-untyped-def]
-        grad, logits, experts, out, tokens, scale, eps, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr,
+        grad, logits, experts, out, tokens, scale, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr,
         NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     live = token < tokens
-    score = _score(_logits(logits, token, live, E, BLOCK_E), SCORE)
+    logit = _logits(logits, token, live, E, BLOCK_E)
     cell = token.to(tl.int64)[:, None] * K + choice[None, :]
     there = live[:, None] & (choice < K)[None, :]
     ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
     given = tl.load(grad + cell, mask=there, other=0.0) * scale
-    wanted = tl.zeros([TOKENS, BLOCK_E], tl.float32)                    # the gradient of each expert's score
-    chosen = tl.zeros([TOKENS, BLOCK_E], tl.float32)
+    wanted = tl.zeros([TOKENS, BLOCK_E], tl.float32)                    # the gradient of each expert's value
+    chosen = tl.zeros([TOKENS, BLOCK_E], tl.int32)
     for j in range(K):
-        mine = (_column(ids, choice, j)[:, None] == expert[None, :]).to(tl.float32)
-        wanted += mine * tl.sum(tl.where(choice[None, :] == j, given, 0.0), axis=1)[:, None]
-        chosen += mine
-    if NORMALIZE:
-        total = tl.sum(chosen * score, axis=1) + eps
-        mean = tl.sum(wanted * score, axis=1) / total
-        wanted = (wanted - mean[:, None]) * chosen / total[:, None]
-    if SCORE == "sigmoid":
-        slope = wanted * score * (1 - score)
+        mine = _column(ids, choice, j)[:, None] == expert[None, :]
+        wanted = tl.where(mine, tl.sum(tl.where(choice[None, :] == j, given, 0.0), axis=1)[:, None], wanted)
+        chosen = tl.where(mine, 1, chosen)
+    if NORMALIZE or SCORE == "softmax_of_chosen":
+        value = tl.where(chosen > 0, _value(logit, SCORE, NORMALIZE), float("-inf"))
+        share = _score(tl.where(live[:, None], value, 0.0), "softmax")
+        slope = share * (wanted - tl.sum(wanted * share, axis=1)[:, None])
+        if SCORE == "sigmoid":
+            slope *= 1 - _score(logit, SCORE)
     else:
-        slope = score * (wanted - tl.sum(wanted * score, axis=1)[:, None])
+        score = _score(logit, SCORE)
+        if SCORE == "sigmoid":
+            slope = wanted * score * (1 - score)
+        else:
+            slope = score * (wanted - tl.sum(wanted * score, axis=1)[:, None])
     tl.store(out + token.to(tl.int64)[:, None] * E + expert[None, :], slope,
              mask=live[:, None] & (expert < E)[None, :])
