@@ -10,7 +10,7 @@ from forge.attention.eager import Eager
 from forge.config import conf_dir
 from forge.loss.plain import Plain
 from forge.model import Parts
-from forge.model.decoder import Decoder, Llama3Scaling, Rotary
+from forge.model.decoder import Decoder, DenseFirst, Latent, Llama3Scaling, Rotary
 from forge.moe_router.loop import Loop
 from forge.operators.native import Native
 from forge.schema import structure
@@ -34,17 +34,23 @@ def parts(**changes) -> Parts:
 
 LLAMA = Decoder(
     vocab_size=61, width=32, layers=2, heads=4, kv_heads=2, head_width=8, hidden=48, norm="rms", eps=1e-5,
-    rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False, fused_qkv=True,
-    qk_norm="none", clip_qkv=None, window=None, tied=False, dropout=0.0, init_std=0.02, routing=None, family="llama",
-    weights=None)
+    rotary=Rotary(10000.0, False, None), max_length=64, activation="swiglu", biases=False, fused_qkv=True,
+    qk_norm="none", clip_qkv=None, window=None, latent=None, tied=False, dropout=0.0, init_std=0.02, routing=None,
+    dense_first=None, family="llama", weights=None)
 ROUTING = routing(num_experts=5, normalize=True)
+SIGMOID = routing(num_experts=6, top_k=3, score="sigmoid", normalize=True, scale=2.5, groups=3, top_groups=2,
+                  shared_hidden=40)
 SMALL = {
     "gpt2": replace(LLAMA, kv_heads=4, hidden=128, norm="layer", rotary=None, activation="gelu_tanh", biases=True,
                     tied=True, family="gpt2"),
-    "llama": replace(LLAMA, rotary=Rotary(10000.0, Llama3Scaling(8.0, 1.0, 4.0, 16))),
+    "llama": replace(LLAMA, rotary=Rotary(10000.0, False, Llama3Scaling(8.0, 1.0, 4.0, 16))),
     "llama_tied_biased": replace(LLAMA, tied=True, biases=True),
     "mixtral": replace(LLAMA, routing=ROUTING, family="mixtral"),
     "mixtral_window": replace(LLAMA, routing=ROUTING, window=5, family="mixtral"),
     "olmoe": replace(LLAMA, routing=replace(ROUTING, normalize=False), qk_norm="width", clip_qkv=0.1, family="olmoe"),
     "qwen3_moe": replace(LLAMA, head_width=12, routing=ROUTING, qk_norm="head", family="qwen3_moe"),
+    "dots1": replace(LLAMA, hidden=20, routing=SIGMOID, dense_first=DenseFirst(1, 48), qk_norm="head", family="dots1"),
+    "deepseek_v3": replace(LLAMA, kv_heads=4, head_width=12, rotary=Rotary(10000.0, True, None), hidden=20,
+                           latent=Latent(24, 20, 4, 8, 1e-6), routing=SIGMOID, dense_first=DenseFirst(1, 48),
+                           family="deepseek_v3"),
 }

@@ -20,9 +20,9 @@ def tiny_model(layers=3, dropout=0.0, routing=None, attention=None, seed=0, wind
     """In training mode; the same weights for the same seed."""
     decoder = Decoder(
         vocab_size=61, width=32, layers=layers, heads=4, kv_heads=2, head_width=head_width, hidden=48,
-        norm="rms", eps=1e-6, rotary=Rotary(10000.0, None), max_length=64, activation="swiglu", biases=False,
-        fused_qkv=True, qk_norm="none", clip_qkv=None, window=window, tied=False, dropout=dropout, init_std=0.2,
-        routing=routing, family="llama", weights=None)
+        norm="rms", eps=1e-6, rotary=Rotary(10000.0, False, None), max_length=64, activation="swiglu", biases=False,
+        fused_qkv=True, qk_norm="none", clip_qkv=None, window=window, latent=None, tied=False, dropout=dropout,
+        init_std=0.2, routing=routing, dense_first=None, family="llama", weights=None)
     torch.manual_seed(seed)
     return decoder.build(Parts(attention or SDPA(), Native(), Sorted(), Plain(1)))
 

@@ -51,6 +51,7 @@ class Attention(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, plan: Plan, dropout: float) -> Tensor:
         """q, result: [B, heads, T, head_width]; k, v: [B, kv_heads, T, head_width], heads a multiple of kv_heads.
 
-        Scores are scaled by head_width ** -0.5. dropout: the probability, 0 outside training.
+        Scores are scaled by head_width ** -0.5. dropout: the probability, 0 outside training. An option that states
+        `narrow_values = True` takes narrower heads in v too, and the result is as wide as they are.
         """
         ...

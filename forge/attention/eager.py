@@ -18,6 +18,7 @@ class Eager:
     """Holds the scores [B, heads, T, T] in memory. Softmax in at least float32, as Hugging Face has it."""
 
     executes: ClassVar[Executes] = Executes(scores_again=False, skips="none")
+    narrow_values: ClassVar[bool] = True
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import mask

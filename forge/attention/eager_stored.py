@@ -20,6 +20,7 @@ class EagerStored:
     eager, which makes the mask anew for each batch and keeps none."""
 
     executes: ClassVar[Executes] = Eager.executes
+    narrow_values: ClassVar[bool] = True
 
     def plan(self, layout: Layout) -> Tensor | None:
         from forge.attention.mask import stored_mask

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from forge.model.decoder import Decoder
 
 BOTH_WAYS = 3           # backward is two products for each of forward: the gradients of its input and of its weight
-SCORES_AGAIN = 3.5      # fused kernels compute the scores anew in backward: 2 + 5 products for 2 + 4 (Dao 2023)
 
 
 @dataclass(frozen=True)
@@ -30,18 +29,27 @@ class Forward:
 
     projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
     up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
-    head: logits. attention_per_key: score and weighted sum, for each key that a token looks at.
-    layers: of the model. routed: the feed-forward is a mixture of experts.
+    dense_down: of `down`, the part behind which no weights of experts stand.
+    head: logits. scores_per_key, values_per_key: product with a key, and its share of the weighted sum of values, for
+        each key that a token looks at.
+    layers: of the model. routed: the feed-forward is a mixture of experts, in blocks without dense_layers of them.
     """
 
     projections: float
     gate: float
     up: float
     down: float
+    dense_down: float
     head: float
-    attention_per_key: float
+    scores_per_key: float
+    values_per_key: float
     layers: int
+    dense_layers: int
     routed: bool
+
+    @property
+    def attention_per_key(self) -> float:
+        return self.scores_per_key + self.values_per_key
 
     @property
     def in_blocks(self) -> float:
@@ -50,20 +58,39 @@ class Forward:
 
 
 def forward_of(decoder: Decoder) -> Forward:
-    heads = decoder.heads * decoder.head_width
-    keys = decoder.kv_heads * decoder.head_width
-    routing = decoder.routing
-    hidden = decoder.hidden if routing is None else routing.top_k * decoder.hidden + routing.shared_hidden
-    ups = 2 if decoder.activation == "swiglu" else 1
-    product = 2.0 * decoder.layers * decoder.width          # of `width` numbers with a matrix of one column, each layer
+    routing, dense, ups = decoder.routing, decoder.dense_layers, 2 if decoder.activation == "swiglu" else 1
+    routed = decoder.layers - dense
+    product = 2.0 * decoder.width                           # of `width` numbers with a matrix of one column
+    dense_hidden = dense * (decoder.hidden if decoder.dense_first is None else decoder.dense_first.hidden)
+    chosen = 0 if routing is None else routed * (routing.top_k * decoder.hidden)
+    shared = 0 if routing is None else routed * routing.shared_hidden
+    keys = decoder.layers * decoder.heads * decoder.head_width
     return Forward(
-        projections=product * (2 * heads + 2 * keys),
-        gate=0.0 if routing is None else product * routing.num_experts,
-        up=product * hidden * ups,
-        down=product * hidden,
-        head=2.0 * decoder.width * decoder.vocab_size,
-        attention_per_key=4.0 * decoder.layers * heads,
-        layers=decoder.layers, routed=routing is not None)
+        projections=decoder.layers * _projections(decoder),
+        gate=0.0 if routing is None else product * routed * routing.num_experts,
+        up=product * ups * (dense_hidden + chosen + shared),
+        down=product * (dense_hidden + chosen + shared), dense_down=product * (dense_hidden + shared),
+        head=product * decoder.vocab_size,
+        scores_per_key=2.0 * keys, values_per_key=2.0 * decoder.layers * _values(decoder),
+        layers=decoder.layers, dense_layers=dense, routed=routing is not None)
+
+
+def _projections(decoder: Decoder) -> float:
+    """Of one layer."""
+    queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
+    if decoder.latent is None:
+        return 2.0 * decoder.width * (2 * queries + 2 * keys)
+    latent = decoder.latent
+    to_queries = decoder.width * queries if latent.q_rank is None else latent.q_rank * (decoder.width + queries)
+    plain_keys = decoder.heads * (decoder.head_width - latent.rotary_width)
+    from_latent = latent.kv_rank * (plain_keys + _values(decoder))
+    to_latent = decoder.width * (latent.kv_rank + latent.rotary_width)
+    return 2.0 * (to_queries + to_latent + from_latent + decoder.width * _values(decoder))
+
+
+def _values(decoder: Decoder) -> int:
+    """Width of the values of all query heads together."""
+    return decoder.heads * (decoder.head_width if decoder.latent is None else decoder.latent.value_width)
 
 
 def convention(forward: Forward, sequence_length: int) -> float:
@@ -88,15 +115,17 @@ class Execution:
 
     computed_keys: keys a token for which scores are computed; hidden ones too, where the kernel does not skip them.
     scores_again: backward computes the scores anew, as fused kernels do.
+    narrow_values: values that are narrower than keys are computed so, and not padded.
     head_products: matrix products of the head, forward and backward: 3, or 4 where the loss throws logits away.
     share_again: of the blocks, how many run forward twice (checkpointing).
     products_again, attention_again: whether those blocks repeat products with weights, and attention.
-    down_again: whether they repeat their last product too. Backward needs its result only where something behind it
-        does: the weights of experts, or dropout.
+    down_again: whether they repeat the last product of a dense feed-forward too. Backward needs its result only where
+        something behind it does: dropout.
     """
 
     computed_keys: float
     scores_again: bool
+    narrow_values: bool
     head_products: int
     share_again: float
     products_again: bool
@@ -110,11 +139,12 @@ def executed(forward: Forward, how: Execution) -> float:
 
     Tiles on the edge of a mask, and padding inside a kernel, are not counted: they are the kernel's own.
     """
-    attention = forward.attention_per_key * how.computed_keys
+    scores = forward.scores_per_key * how.computed_keys
+    attention = scores + (forward.values_per_key * how.computed_keys if how.narrow_values else scores)
     total = BOTH_WAYS * forward.in_blocks + how.head_products * forward.head
-    total += attention * (SCORES_AGAIN if how.scores_again else BOTH_WAYS)
+    total += BOTH_WAYS * attention + (scores if how.scores_again else 0.0)      # 2 + 5 products for 2 + 4 (Dao 2023)
     if how.products_again:
-        total += how.share_again * (forward.in_blocks - (0.0 if how.down_again else forward.down))
+        total += how.share_again * (forward.in_blocks - (0.0 if how.down_again else forward.dense_down))
     if how.attention_again:
         total += how.share_again * attention
     return total

@@ -1,4 +1,4 @@
-"""Under which names, and how cut, a family's checkpoints hold the parameters of the decoder.
+"""Under which names, and how cut, a family's checkpoints hold what a decoder has learnt.
 
 Every parameter has a rule that names tensors on disk. Rules say which axis is cut or joined, and nothing is ever
 guessed from a shape.
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from forge.model.decoder import Decoder
+from forge.model.families import DEEPSEEK
 
 Shape = tuple[int, ...]
+BIAS = "bias"       # of a mixture: what only the choice of experts sees
 
 
 class Rule(Protocol):
@@ -93,7 +95,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layout:
-    """rules: one for each parameter. surplus: names on disk that carry no weights, and may be there."""
+    """rules: one for each parameter, and for each selection bias of experts where the family has them.
+    surplus: names on disk that carry no weights, and may be there."""
 
     rules: dict[str, Rule]
     surplus: re.Pattern[str]
@@ -103,13 +106,12 @@ def layouts(decoder: Decoder) -> list[Layout]:
     """The layouts a folder of this family may have, the one we write first."""
     if decoder.family == "gpt2":        # with the prefix as GPT2LMHeadModel saves, without as the released files
         return [_gpt2(decoder, "transformer."), _gpt2(decoder, "")]
-    if decoder.family == "llama":
-        return [_llama(decoder, _dense(decoder))]
-    released = _released_experts(decoder)       # one tensor an expert, as the released files
-    return [_llama(decoder, released), _llama(decoder, _fused_experts)]
+    if decoder.routing is None:
+        return [_llama(decoder, _dense)]
+    return [_llama(decoder, _released_experts), _llama(decoder, _fused_experts)]
 
 
-Names = Callable[[str], dict[str, Rule]]        # prefix of a layer on disk -> rules of its feed-forward
+FeedForward = Callable[[Decoder, str], dict[str, Rule]]     # prefix of a layer on disk -> rules of its feed-forward
 
 
 def _gpt2(decoder: Decoder, prefix: str) -> Layout:
@@ -128,11 +130,13 @@ def _gpt2(decoder: Decoder, prefix: str) -> Layout:
     return Layout(rules | _head(decoder), re.compile(r".*\.attn\.(masked_)?bias"))
 
 
-def _llama(decoder: Decoder, feed_forward: Names) -> Layout:
+def _llama(decoder: Decoder, feed_forward: FeedForward) -> Layout:
     rules: dict[str, Rule] = {"embedding.weight": Same("model.embed_tokens.weight")}
     for layer in range(decoder.layers):
         here, there = f"blocks.{layer}.", f"model.layers.{layer}."
-        rules |= {f"{here}{name}": rule for name, rule in (_attention(decoder, there) | feed_forward(there)).items()}
+        found = (_norms(there) | (_attention if decoder.latent is None else _latent_attention)(decoder, there)
+                 | (_dense if layer < decoder.dense_layers else feed_forward)(decoder, there))
+        rules |= {f"{here}{name}": rule for name, rule in found.items()}
     rules["final_norm.weight"] = Same("model.norm.weight")
     return Layout(rules | _head(decoder), re.compile(r".*\.rotary_emb\.inv_freq"))
 
@@ -141,10 +145,14 @@ def _head(decoder: Decoder) -> dict[str, Rule]:
     return {} if decoder.tied else {"head.weight": Same("lm_head.weight")}
 
 
+def _norms(there: str) -> dict[str, Rule]:
+    return {"attention_norm.weight": Same(f"{there}input_layernorm.weight"),
+            "feed_forward_norm.weight": Same(f"{there}post_attention_layernorm.weight")}
+
+
 def _attention(decoder: Decoder, there: str) -> dict[str, Rule]:
     queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
-    rules: dict[str, Rule] = {"attention_norm.weight": Same(f"{there}input_layernorm.weight"),
-                              "feed_forward_norm.weight": Same(f"{there}post_attention_layernorm.weight")}
+    rules: dict[str, Rule] = {}
     for kind in ("weight", "bias") if decoder.biases else ("weight",):
         names = tuple(f"{there}self_attn.{letter}_proj.{kind}" for letter in "qkv")
         rules[f"attention.qkv.{kind}"] = Rows(names, (queries, keys, keys))
@@ -154,36 +162,66 @@ def _attention(decoder: Decoder, there: str) -> dict[str, Rule]:
     return rules
 
 
-def _dense(decoder: Decoder) -> Names:
-    def rules(there: str) -> dict[str, Rule]:
-        found: dict[str, Rule] = {}
-        for kind in ("weight", "bias") if decoder.biases else ("weight",):
-            names = (f"{there}mlp.gate_proj.{kind}", f"{there}mlp.up_proj.{kind}")
-            found[f"feed_forward.up.{kind}"] = Rows(names, (decoder.hidden, decoder.hidden))
-            found[f"feed_forward.down.{kind}"] = Same(f"{there}mlp.down_proj.{kind}")
-        return found
-
+def _latent_attention(decoder: Decoder, there: str) -> dict[str, Rule]:
+    assert decoder.latent is not None
+    latent, attention = decoder.latent, f"{there}self_attn."
+    queries, first = ((decoder.heads * decoder.head_width, "q_proj") if latent.q_rank is None
+                      else (latent.q_rank, "q_a_proj"))
+    rules: dict[str, Rule] = {
+        "attention.qkv.weight": Rows((f"{attention}{first}.weight", f"{attention}kv_a_proj_with_mqa.weight"),
+                                     (queries, latent.kv_rank + latent.rotary_width)),
+        "attention.kv_norm.weight": Same(f"{attention}kv_a_layernorm.weight"),
+        "attention.kv_up.weight": Same(f"{attention}kv_b_proj.weight"),
+        "attention.out.weight": Same(f"{attention}o_proj.weight")}
+    if latent.q_rank is not None:
+        rules |= {"attention.q_norm.weight": Same(f"{attention}q_a_layernorm.weight"),
+                  "attention.q_up.weight": Same(f"{attention}q_b_proj.weight")}
     return rules
 
 
-def _released_experts(decoder: Decoder) -> Names:
+def _dense(decoder: Decoder, there: str) -> dict[str, Rule]:
+    hidden = decoder.hidden if decoder.dense_first is None else decoder.dense_first.hidden
+    rules: dict[str, Rule] = {}
+    for kind in ("weight", "bias") if decoder.biases else ("weight",):
+        rules[f"feed_forward.up.{kind}"] = _gate_and_up(f"{there}mlp.", kind, hidden)
+        rules[f"feed_forward.down.{kind}"] = Same(f"{there}mlp.down_proj.{kind}")
+    return rules
+
+
+def _gate_and_up(there: str, kind: str, hidden: int) -> Rule:
+    return Rows((f"{there}gate_proj.{kind}", f"{there}up_proj.{kind}"), (hidden, hidden))
+
+
+def _released_experts(decoder: Decoder, there: str) -> dict[str, Rule]:
+    """One tensor an expert, as the released files."""
     assert decoder.routing is not None
-    num_experts, rows = decoder.routing.num_experts, (decoder.hidden, decoder.hidden)
+    rows = (decoder.hidden, decoder.hidden)
     mixture, gate, up, down = (("block_sparse_moe", "w1", "w3", "w2") if decoder.family == "mixtral"
                                else ("mlp", "gate_proj", "up_proj", "down_proj"))
-
-    def rules(there: str) -> dict[str, Rule]:
-        experts = [f"{there}{mixture}.experts.{expert}." for expert in range(num_experts)]
-        return {"feed_forward.gate.weight": Same(f"{there}{mixture}.gate.weight"),
-                "feed_forward.gate_up": Experts(tuple(
-                    Rows((f"{expert}{gate}.weight", f"{expert}{up}.weight"), rows) for expert in experts)),
-                "feed_forward.down": Experts(tuple(Same(f"{expert}{down}.weight") for expert in experts))}
-
-    return rules
+    experts = [f"{there}{mixture}.experts.{expert}." for expert in range(decoder.routing.num_experts)]
+    return {"feed_forward.gate.weight": Same(f"{there}{mixture}.gate.weight"),
+            "feed_forward.gate_up": Experts(tuple(
+                Rows((f"{expert}{gate}.weight", f"{expert}{up}.weight"), rows) for expert in experts)),
+            "feed_forward.down": Experts(tuple(Same(f"{expert}{down}.weight") for expert in experts)),
+            **_beside_experts(decoder, there)}
 
 
-def _fused_experts(there: str) -> dict[str, Rule]:
+def _fused_experts(decoder: Decoder, there: str) -> dict[str, Rule]:
     """The parameters of transformers 5 in memory, which some of its releases also wrote to disk."""
     return {"feed_forward.gate.weight": Same(f"{there}mlp.gate.weight"),
             "feed_forward.gate_up": Same(f"{there}mlp.experts.gate_up_proj"),
-            "feed_forward.down": Same(f"{there}mlp.experts.down_proj")}
+            "feed_forward.down": Same(f"{there}mlp.experts.down_proj"),
+            **_beside_experts(decoder, there)}
+
+
+def _beside_experts(decoder: Decoder, there: str) -> dict[str, Rule]:
+    """The selection bias and the shared expert of DeepSeek's families; others have neither."""
+    assert decoder.routing is not None
+    rules: dict[str, Rule] = {}
+    if decoder.family in DEEPSEEK:
+        rules[f"feed_forward.{BIAS}"] = Same(f"{there}mlp.gate.e_score_correction_bias")
+    if decoder.routing.shared_hidden:
+        shared = f"{there}mlp.shared_experts."
+        rules["feed_forward.shared.up.weight"] = _gate_and_up(shared, "weight", decoder.routing.shared_hidden)
+        rules["feed_forward.shared.down.weight"] = Same(f"{shared}down_proj.weight")
+    return rules

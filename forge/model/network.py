@@ -31,8 +31,8 @@ class Network(nn.Module):
         if decoder.rotary is None:
             self.position_embedding = nn.Embedding(decoder.max_length, decoder.width)
         else:
-            self.rotary = RotaryEmbedding(decoder.head_width, decoder.rotary)
-        self.blocks = nn.ModuleList(Block(decoder, parts) for _ in range(decoder.layers))
+            self.rotary = RotaryEmbedding(decoder.rotated_width, decoder.rotary)
+        self.blocks = nn.ModuleList(Block(decoder, parts, layer) for layer in range(decoder.layers))
         self.final_norm = parts.operators.norm(decoder.width, decoder.norm, decoder.eps)
         if not decoder.tied:
             self.head = nn.Linear(decoder.width, decoder.vocab_size, bias=False)

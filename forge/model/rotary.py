@@ -38,11 +38,12 @@ class RotaryEmbedding(nn.Module):
         return self
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """x: [B, heads, T, head_width], the first half of a head rotated with the second, in float32 (Hugging Face's
-    rotate_half convention; Meta's own files interleave the pairs)."""
+def rotate(x: Tensor, rotation: Tensor, interleaved: bool) -> Tensor:
+    """x: [B, heads, T, head_width], in float32. The first half of a head is rotated with the second (Hugging Face's
+    rotate_half convention), or each number with its neighbour. Then the result has first all first and then all second
+    numbers: scores do not change where queries and keys change order alike."""
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 

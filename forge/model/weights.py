@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from forge.errors import ConfigError, UnreadableError, UnusableEnvironment
 from forge.model.decoder import Decoder
-from forge.model.huggingface import disagreements, read_config, settings_of
-from forge.model.layouts import Layout, Shape, layouts
+from forge.model.huggingface import disagreements, predictors, read_config, settings_of
+from forge.model.layouts import BIAS, Layout, Shape, layouts
+from forge.notes import say
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+_REMEMBERED = tuple(f".feed_forward.{name}" for name in (BIAS, "average", "updates"))      # by a mixture of experts
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
 
@@ -57,22 +59,27 @@ def load_weights(network: nn.Module, decoder: Decoder, folder: Path) -> None:
     complaints = list(disagreements(decoder, folder))
     if complaints:
         raise ConfigError("\n".join(complaints))
-    parameters = dict(network.named_parameters())
+    learnt = network.state_dict()
     checkpoint = Checkpoint(folder)
-    layout = _checked_layout(checkpoint, decoder, {name: tuple(p.shape) for name, p in parameters.items()})
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(layout.rules[name].read(checkpoint))
+    unread = _unread(checkpoint, decoder)
+    shapes = {name: tuple(tensor.shape) for name, tensor in learnt.items()}
+    layout = _checked_layout(checkpoint, decoder, shapes, unread)
+    if unread:
+        say(f"{folder} also predicts further tokens than the next, with weights such as {min(unread)}. This decoder "
+            f"does not, so they are not read.")
+    for name, rule in layout.rules.items():
+        learnt[name].copy_(rule.read(checkpoint))
 
 
 def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, beside: dict[str, Path]) -> None:
     """Write a new folder that load_weights and transformers read. It appears whole or not at all.
 
-    weights: by the decoder's parameter names. beside: files that go along, as `companions` finds them, by their new
+    weights: the state of the decoder's network. beside: files that go along, as `companions` finds them, by their new
     names; of a config.json only the ids of special tokens. Raises ConfigError where the folder is there already, or the
     family's layout cannot hold the decoder; UnusableEnvironment where it cannot be written.
     """
-    settings = settings_of(decoder)
+    settings, layout = settings_of(decoder), layouts(decoder)[0]
+    learnt = _with_a_place(weights, layout, decoder)
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a folder that is not.")
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.") if weights else "float32"
@@ -82,7 +89,7 @@ def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, bes
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-        _write_shards(_on_disk(weights, layouts(decoder)[0]), partial)
+        _write_shards(_on_disk(learnt, layout), partial)
         for name in beside.keys() - {"config.json"}:
             shutil.copyfile(beside[name], partial / name)
         partial.rename(folder)
@@ -135,14 +142,21 @@ def _open(path: Path) -> Any:
         raise UnreadableError(f"{path} is damaged, or not a safetensors file: {error}.") from None
 
 
-def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, Shape]) -> Layout:
+def _unread(checkpoint: Checkpoint, decoder: Decoder) -> set[str]:
+    """The tensors of layers after the decoder's own that predict further tokens."""
+    last = decoder.layers + predictors(read_config(checkpoint.folder))
+    prefixes = tuple(f"model.layers.{layer}." for layer in range(decoder.layers, last))
+    return {name for name in checkpoint.shapes if name.startswith(prefixes)}
+
+
+def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, Shape], unread: set[str]) -> Layout:
     """The layout of this folder. Raises UnreadableError where tensors are missing, left over or of another shape."""
     def wanted_by(layout: Layout) -> dict[str, Shape]:
         return {name: shape for ours, rule in layout.rules.items() for name, shape in rule.shapes(shapes[ours]).items()}
 
     layout = min(layouts(decoder), key=lambda one: len(wanted_by(one).keys() - checkpoint.shapes.keys()))
     wanted, found = wanted_by(layout), checkpoint.shapes
-    left_over = {name for name in found.keys() - wanted.keys() if not layout.surplus.fullmatch(name)}
+    left_over = {name for name in found.keys() - wanted.keys() - unread if not layout.surplus.fullmatch(name)}
     if decoder.tied and "lm_head.weight" in left_over:
         left_over -= _equal_head(checkpoint, layout)
     common = wanted.keys() & found.keys()
@@ -169,6 +183,17 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
     ordered = sorted(names)
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
     return [f"{what} {', '.join(ordered[:3])}{more}"] if ordered else []
+
+
+def _with_a_place(weights: dict[str, Tensor], layout: Layout, decoder: Decoder) -> dict[str, Tensor]:
+    """Without what only training remembers, and without selection biases that change nothing, where the family has
+    none. Raises ConfigError where they do."""
+    unplaced = {name for name in weights.keys() - layout.rules.keys() if name.endswith(_REMEMBERED)}
+    moved = sorted(name for name in unplaced if name.endswith(_REMEMBERED[0]) and weights[name].any())
+    if moved:
+        raise ConfigError(f"The layout model.family={decoder.family} has no place for selection biases, and "
+                          f"model.routing.balance=bias has moved {moved[0]} away from 0.")
+    return {name: tensor for name, tensor in weights.items() if name not in unplaced}
 
 
 def _on_disk(weights: dict[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:

@@ -78,7 +78,8 @@ def possible(shares: dict[str, float | None], peak: float, most: float = 1.0) ->
 
 def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
     """How the chosen options compute the model; None where one of them does not say what it executes, where weights
-    are frozen, or where compiled blocks with dropout recompute: what the compiler then leaves out is its own."""
+    are frozen, where some of unequal blocks are recomputed, or where compiled blocks with dropout recompute: what the
+    compiler then leaves out is its own."""
     attention: Executes | None = getattr(config.attention, "executes", None)
     repeats = getattr(config.checkpointing, "repeats", None)
     head_products = getattr(config.loss, "head_products", None)
@@ -88,15 +89,18 @@ def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
     if any(group.frozen for group in config.optimizer.groups):
         return None
     again: Repeats = repeats(forward.layers)
+    if 0 < again.blocks < forward.layers and 0 < forward.dense_layers < forward.layers:
+        return None                     # blocks that cost differently: how many are repeated is not enough to know
     dropout = getattr(config.model, "dropout", 0.0)
     if again.blocks and dropout and not getattr(config.compile, "as_written", False):
         return None
     scores_kept = "attention" if attention.scores_again else "matmul"       # the family of the operators it is made of
     return Execution(
         computed_keys=_computed_keys(attention, seen), scores_again=attention.scores_again,
+        narrow_values=getattr(config.attention, "narrow_values", False),
         head_products=head_products, share_again=again.blocks / forward.layers,
         products_again="matmul" not in again.kept, attention_again=scores_kept not in again.kept,
-        down_again=forward.routed or dropout > 0 or _down_inside(config))
+        down_again=dropout > 0 or _down_inside(config))
 
 
 def _down_inside(config: Config) -> bool:

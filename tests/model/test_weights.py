@@ -2,7 +2,8 @@
 
 import json
 import pickle
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError, UnreadableError
 from forge.model import weights
-from forge.model.huggingface import decoder_of, read_config, settings_of
+from forge.model.decoder import Rotary
+from forge.model.families import DEEPSEEK
+from forge.model.huggingface import decoder_of, differences, read_config, settings_of
 from forge.model.layouts import layouts
 from forge.model.weights import companions, load_weights, save_weights
+from forge.moe_router import Routing
 
 ALL = pytest.mark.parametrize("name", SMALL)
 
@@ -72,18 +76,122 @@ def test_experts_are_written_as_the_released_checkpoints_name_them(tmp_path):
 def test_square_experts_are_not_transposed(tmp_path):
     """2 * hidden = width, and hidden = width: where a guess by shape goes wrong."""
     for hidden in (16, 32):
-        decoder = replace(LLAMA, hidden=hidden, routing=ROUTING, family="mixtral")
-        _assert_same(_written(decoder, tmp_path / str(hidden)), _read(decoder, tmp_path / str(hidden)))
+        for name in ("mixtral", "deepseek_v3"):
+            shared = replace(SMALL[name].routing, shared_hidden=hidden if name == "deepseek_v3" else 0)
+            decoder, folder = replace(SMALL[name], hidden=hidden, routing=shared), tmp_path / f"{name}_{hidden}"
+            _assert_same(_written(decoder, folder), _read(decoder, folder))
+
+
+def test_selection_biases_are_written_where_there_is_a_place_for_them(tmp_path):
+    for name, place in (("dots1", True), ("mixtral", False)):
+        state = SMALL[name].build(parts()).state_dict()
+        save_weights(state, SMALL[name], tmp_path / name, {})
+        biases = [there for there in load_file(tmp_path / name / "model.safetensors") if "bias" in there]
+        assert biases == (["model.layers.1.mlp.gate.e_score_correction_bias"] if place else [])
+        state["blocks.1.feed_forward.bias"][2] = 0.5
+        if place:
+            save_weights(state, SMALL[name], tmp_path / "moved", {})
+            assert _read(SMALL[name], tmp_path / "moved")["blocks.1.feed_forward.bias"].tolist() == [0, 0, .5, 0, 0, 0]
+        else:
+            with pytest.raises(ConfigError, match=r"no place for selection biases, and .* blocks.1.feed_forward.bias"):
+                save_weights(state, SMALL[name], tmp_path / "moved_too", {})
+
+
+def test_layers_that_predict_further_tokens_are_not_read_and_it_is_said(tmp_path, monkeypatch):
+    sentences = []
+    monkeypatch.setattr(weights, "say", sentences.append)
+    decoder, folder = SMALL["deepseek_v3"], tmp_path / "f"
+    wanted = _written(decoder, folder)
+    _edit_tensors(lambda tensors: tensors.update({"model.layers.2.eh_proj.weight": torch.ones(2)}))(folder)
+    with pytest.raises(UnreadableError, match=r"also holds model.layers.2.eh_proj.weight"):
+        _read(decoder, folder)
+    _edit_config(num_nextn_predict_layers=1)(folder)
+    _assert_same(wanted, _read(decoder, folder))
+    assert len(sentences) == 1 and "model.layers.2.eh_proj.weight" in sentences[0] and "not read" in sentences[0]
+
+
+@pytest.mark.parametrize("family, changes, words", [
+    ("deepseek_v3", {"scoring_func": "softmax"}, "does not compute: scoring_func='softmax'"),
+    ("deepseek_v3", {"topk_method": "group_limited_greedy"}, "topk_method='group_limited_greedy'"),
+    ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq=2"),
+    ("dots1", {"attention_bias": True}, "attention_bias=True"),
+    ("dots1", {"sliding_window": 4, "max_window_layers": 1}, "sliding_window=4 in some layers"),
+    ("dots1", {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=4 in"),
+    ("deepseek_v3", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+     "weights in the format 'fp8' .*; convert them to bfloat16 first"),
+    ("deepseek_v3", {"rope_scaling": {"type": "yarn", "factor": 40}}, "Rotary positions scaled by .*yarn"),
+    ("deepseek_v3", {"n_group": None, "topk_group": None}, None),
+    ("dots1", {"sliding_window": 4, "max_window_layers": 2, "n_shared_experts": None}, None),
+    ("dots1", {"scoring_func": "sigmoid"}, None),
+    ("deepseek_v3", {"n_group": "many"}, "does not fit"),
+    ("deepseek_v3", {"model_type": "qwen2_moe"}, "'qwen2_moe', with a gate on the shared expert, which"),
+    ("deepseek_v3", {"model_type": "deepseek_v2"}, "'deepseek_v2', with groups of experts judged by their best one")])
+def test_what_deepseeks_families_may_state(family, changes, words, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(settings_of(SMALL[family]) | changes))
+    if words is None:
+        decoder_of(read_config(tmp_path), "config.json")
+        return
+    with pytest.raises(UnreadableError, match=words):
+        decoder_of(read_config(tmp_path), "config.json")
+
+
+@pytest.mark.parametrize("key", ["n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob", "q_lora_rank",
+                                 "first_k_dense_replace", "n_shared_experts", "v_head_dim"])
+def test_what_deepseeks_config_leaves_out_is_not_guessed(key):
+    """Transformers has a default for each, which is that of one model."""
+    settings = settings_of(SMALL["deepseek_v3"])
+    del settings[key]
+    with pytest.raises(UnreadableError, match=f"does not state {key}"):
+        decoder_of(settings, "config.json")
+
+
+def _again(decoder):
+    return decoder_of(json.loads(json.dumps(settings_of(decoder))), "config.json")
 
 
 @ALL
 def test_the_settings_round_trip(name):
-    decoder = SMALL[name]
-    assert decoder_of(json.loads(json.dumps(settings_of(decoder))), "config.json") == decoder
+    decoder, again = SMALL[name], _again(SMALL[name])
+    assert differences(again, decoder) == [] and again.family == decoder.family
+    assert (again.dropout, again.init_std, again.fused_qkv) == (decoder.dropout, decoder.init_std, decoder.fused_qkv)
+    if decoder.routing is not None and decoder.family not in DEEPSEEK:
+        assert _again(replace(decoder, routing=replace(decoder.routing, aux_loss=0.5))).routing.aux_loss == 0.5
+
+
+OTHERWISE = {"num_experts": 12, "top_k": 4, "score": None, "normalize": None, "scale": 1.5, "groups": 2,
+             "top_groups": 3, "shared_hidden": 60}
+ONLY_TRAINING = {"jitter", "aux_loss", "aux_scope", "z_loss", "balance", "bias_rate", "threshold", "load_decay",
+                 "balance_from", "balance_ramp", "capacity_factor"}
+
+
+@pytest.mark.parametrize("name", [name for name, decoder in SMALL.items() if decoder.routing is not None])
+@pytest.mark.parametrize("field", OTHERWISE)
+def test_what_a_routing_computes_is_written_or_refused(name, field):
+    before = SMALL[name].routing
+    value = {"normalize": not before.normalize, "score": "sigmoid" if before.score == "softmax" else "softmax"}.get(
+        field, OTHERWISE[field])
+    decoder = replace(SMALL[name], routing=replace(before, **{field: value}))
+    assert value != getattr(before, field)
+    try:
+        assert getattr(_again(decoder).routing, field) == value
+    except ConfigError as error:
+        assert re.search(rf"no place for .*model.routing.{field}=", str(error))
+
+
+def test_every_setting_of_a_routing_is_known_to_change_results_or_not_to():
+    assert {field.name for field in fields(Routing)} == OTHERWISE.keys() | ONLY_TRAINING
+
+
+def test_a_softmax_of_the_chosen_is_a_normalised_softmax():
+    decoder = replace(SMALL["mixtral"], routing=replace(ROUTING, score="softmax_of_chosen", normalize=False))
+    assert settings_of(decoder) == settings_of(SMALL["mixtral"])
+    assert [name for name, _, _ in differences(decoder, replace(decoder, routing=replace(ROUTING, normalize=False)))] \
+        == ["model.routing.normalize"]
 
 
 @pytest.mark.parametrize("name", ["moe_tiny", "gpt2_1558m", "llama_160m", "llama_1b", "llama_8b", "mixtral_8x7b",
-                                  "olmoe_1b_7b", "qwen3_30b_a3b"])
+                                  "olmoe_1b_7b", "qwen3_30b_a3b", "moonlight_16b_a3b", "dots1_142b_a14b",
+                                  "deepseek_v3"])
 def test_every_preset_has_a_layout(name):
     settings_of(preset(name))
 
@@ -223,6 +331,14 @@ def test_settings_of_the_run_may_differ(tmp_path):
     (replace(SMALL["gpt2"], kv_heads=2), "family=gpt2 has no place for model.kv_heads=2"),
     (replace(LLAMA, rotary=None), "no place for learned positions"),
     (replace(LLAMA, family="olmoe"), "no place for model.routing=null"),
+    (replace(LLAMA, family="dots1"), "no place for model.routing=null"),
+    (replace(LLAMA, rotary=Rotary(10000.0, True, None)), "no place for model.rotary.interleaved=True"),
+    (replace(SMALL["deepseek_v3"], family="dots1"), "no place for .*model.latent.kv_rank=20"),
+    (replace(SMALL["dots1"], family="deepseek_v3"), "no place for model.latent=null"),
+    (replace(SMALL["dots1"], family="qwen3_moe"), "no place for model.dense_first.hidden=48, model.dense_first.lay"),
+    (replace(SMALL["dots1"], biases=True), "no place for model.biases=True"),
+    (replace(SMALL["deepseek_v3"], latent=replace(SMALL["deepseek_v3"].latent, eps=1e-5)),
+     "no place for model.latent.eps=1e-05"),
     (replace(SMALL["mixtral"], routing=replace(ROUTING, normalize=False)), "model.routing.normalize=False")])
 def test_what_a_layout_cannot_hold_is_not_written(decoder, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
