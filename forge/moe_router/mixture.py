@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from forge.moe_router.gate import Past, choose
 from forge.notes import say
 
 Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
+Start = Callable[[Execute, Tensor, Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]
 
 
 class SharedExpert(nn.Module):
@@ -31,8 +32,13 @@ class SharedExpert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """SwiGLU experts: see forge.moe_router.MoERouter.build. `execute` decides how they are computed."""
+    """SwiGLU experts: see forge.moe_router.MoERouter.build. `execute` decides how they are computed.
 
+    start(execute, tokens, experts, weights, gate_up, down): begins what `execute` computes of these, and returns what
+    ends it. Between the two is time for what needs no routed expert. Replaced where the experts are on other ranks.
+    """
+
+    start: Start
     bias: Tensor
     average: Tensor
     updates: Tensor
@@ -44,7 +50,7 @@ class Mixture(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
         self.shared = SharedExpert(width, routing.shared_hidden) if routing.shared_hidden else None
-        self.routing, self.execute = routing, execute
+        self.routing, self.execute, self.start = routing, execute, partial      # which does all of it at the end
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)   # until the model draws its own
         for name in Past._fields:
@@ -57,10 +63,11 @@ class Mixture(nn.Module):
         choice = choose(x, valid, self.gate.weight, self.routing, past, self.training)
         dtype = _compute_dtype(x, self.gate_up)
         tokens = x.flatten(0, 1).to(dtype)
-        y = self.execute(tokens, choice.experts, choice.weights, self.gate_up.to(dtype), self.down.to(dtype)).view_as(x)
-        if self.shared is not None:
-            y = y + self.shared(x)
-        return y, choice.aux, choice.load
+        finish = self.start(self.execute, tokens, choice.experts, choice.weights, self.gate_up.to(dtype),
+                            self.down.to(dtype))
+        shared = None if self.shared is None else self.shared(x)
+        y = finish().view_as(x)
+        return y if shared is None else y + shared, choice.aux, choice.load
 
     @torch.no_grad()
     def remember(self, load: Tensor) -> None:
