@@ -10,14 +10,16 @@ from torch import Tensor
 COLUMNS = 1024          # of a row that a program adds at a time
 
 
-def combine(rows: Tensor, slots: Tensor, weights: Tensor | None, out: Tensor) -> None:
-    """out[t] = sum over j of weights[t, j] * rows[slots[t, j]], in float32. rows: [R, d]; slots: [N, top_k] int32,
-    -1: none; weights: [N, top_k] float32, or None for ones; out: [N, d]."""
-    tokens, width = out.shape
+def combine(rows: Tensor, slots: Tensor, weights: Tensor | None) -> Tensor:
+    """[N, d]: the sum over j of weights[t, j] * rows[slots[t, j]], in float32. rows: [R, d]; slots: [N, top_k] int32,
+    -1: none; weights: [N, top_k] float32, or None for ones."""
+    (tokens, top_k), width = slots.shape, rows.shape[1]
+    out = rows.new_empty(tokens, width)
     if tokens:
         columns = min(COLUMNS, triton.next_power_of_2(width))
         _combine[(tokens, triton.cdiv(width, columns))](
-            rows, slots, weights, out, width, slots.shape[1], weights is not None, columns)
+            rows, slots, weights, out, width, top_k, weights is not None, columns)
+    return out
 
 
 def collect(parts: Tensor, slots: Tensor) -> Tensor:

@@ -20,27 +20,31 @@ from forge.kernels.placement import Placement
 from forge.kernels.tilings import Tiling
 
 
-def up(x: Tensor, gate_up: Tensor, top_k: int, where: Placement, h: Tensor, a: Tensor, how: Tiling) -> None:
-    """h = gathered x @ gate_up^T; a = silu(h[:, :f]) * h[:, f:]. x: [N, d]; gate_up: [E, 2f, d]; h: [R, 2f];
-    a: [R, f]."""
+def up(x: Tensor, gate_up: Tensor, where: Placement, how: Tiling) -> tuple[Tensor, Tensor]:
+    """h = gathered x @ gate_up^T, and silu(h[:, :f]) * h[:, f:]. x: [N, d]; gate_up: [E, 2f, d]; h: [R, 2f]."""
     hidden, width = gate_up.shape[1] // 2, gate_up.shape[2]
-    programs = _programs(where, triton.cdiv(hidden, how.columns), how)
+    rows, top_k = where.slots.numel(), where.slots.shape[1]
+    h, active = x.new_empty(rows, 2 * hidden), x.new_empty(rows, hidden)
     by_copier = how.by_copier and _copies(gate_up, width)
-    _up[(programs,)](
-        x, _described(gate_up, how.columns, how.depth) if by_copier else gate_up, h, a, where.sources, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], width, hidden,
-        top_k, by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+    _up[(_programs(where, triton.cdiv(hidden, how.columns), how),)](
+        x, _described(gate_up, how.columns, how.depth) if by_copier else gate_up, h, active, where.sources, where.ends,
+        where.tiles, where.num_tiles, where.tiles.shape[1], width, hidden, top_k, by_copier, how.rows, how.columns,
+        how.depth, num_warps=how.warps, num_stages=how.stages)
+    return h, active
 
 
-def down(rows: Tensor, weights: Tensor, where: Placement, out: Tensor, how: Tiling, transposed: bool) -> None:
-    """out = rows @ weights (transposed: @ weights^T). rows: [R, k]; weights: [E, k, n] ([E, n, k]); out: [R, n]."""
-    (num_rows, inner), columns = rows.shape, out.shape[1]
-    programs = _programs(where, triton.cdiv(columns, how.columns), how)
+def down(rows: Tensor, weights: Tensor, where: Placement, how: Tiling, transposed: bool) -> Tensor:
+    """rows @ weights, or, transposed, @ weights^T: [R, n]. rows: [R, k]; weights: [E, k, n], or [E, n, k]."""
+    inner, columns = rows.shape[1], weights.shape[1 if transposed else 2]
+    out = rows.new_empty(rows.shape[0], columns)
     by_copier = how.by_copier and _copies(rows, inner) and _copies(weights, columns) and inner % how.depth == 0
     block = (how.columns, how.depth) if transposed else (how.depth, how.columns)
-    _down[(programs,)](
+    _down[(_programs(where, triton.cdiv(columns, how.columns), how),)](
         _described(rows, how.rows, how.depth) if by_copier else rows,
         _described(weights, *block) if by_copier else weights, out, where.ends, where.tiles, where.num_tiles,
-        where.tiles.shape[1], inner, columns, transposed, by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        where.tiles.shape[1], inner, columns, transposed, by_copier, how.rows, how.columns, how.depth,
+        num_warps=how.warps, num_stages=how.stages)
+    return out
 
 
 def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor, where: Placement,
@@ -65,17 +69,19 @@ def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor,
     return parts, h_grad, weighted
 
 
-def weight_gradient(left: Tensor, right: Tensor, where: Placement, out: Tensor, top_k: int, gathered: str,
-                    how: Tiling) -> None:
-    """out[e] = left^T @ right over the rows of expert e: [E, m, n]. One of the two is sorted, [R, ...]; `gathered`
-    ("left" or "right") stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
-    num_experts, height, columns = out.shape
-    in_order, width, part = (right, columns, how.columns) if gathered == "left" else (left, height, how.rows)
-    by_copier = how.by_copier and _copies(in_order, width)
+def weight_gradient(left: Tensor, right: Tensor, where: Placement, gathered: str, how: Tiling) -> Tensor:
+    """left^T @ right over the rows of each expert: [E, m, n]. One of the two is sorted, [R, ...]; `gathered` ("left"
+    or "right") stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
+    num_experts, height, columns = len(where.ends), left.shape[1], right.shape[1]
+    out = left.new_empty(num_experts, height, columns)
+    in_order, part = (right, how.columns) if gathered == "left" else (left, how.rows)
+    by_copier = how.by_copier and _copies(in_order, in_order.shape[1])
     tiles = num_experts * triton.cdiv(height, how.rows) * triton.cdiv(columns, how.columns)
     _weight_gradient[(min(tiles, how.per_multiprocessor * num_multiprocessors(out.device)),)](
         left, right, _described(in_order, how.depth, part) if by_copier else None, out, where.sources, where.ends,
-        num_experts, height, columns, top_k, gathered == "left", by_copier, how.rows, how.columns, how.depth, num_warps=how.warps, num_stages=how.stages)
+        num_experts, height, columns, where.slots.shape[1], gathered == "left", by_copier, how.rows, how.columns,
+        how.depth, num_warps=how.warps, num_stages=how.stages)
+    return out
 
 
 def _copies(tensor: Tensor, row: int) -> bool:
@@ -117,10 +123,10 @@ def _up(  # type: ignore[no-untyped-def]
         ups = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, WIDTH, DEPTH):
             left = _left(lefts, start, WIDTH, DEPTH)
-            gate = _transposed(gate_up, expert * 2 * HIDDEN, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH, BY_COPIER)
+            first = expert * 2 * HIDDEN
+            gate = _transposed(gate_up, first, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH, BY_COPIER)
             gates = tl.dot(left, gate, gates, input_precision="ieee")
-            up = _transposed(gate_up, expert * 2 * HIDDEN + HIDDEN, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH,
-                             BY_COPIER)
+            up = _transposed(gate_up, first + HIDDEN, column_tile, start, HIDDEN, WIDTH, COLUMNS, DEPTH, BY_COPIER)
             ups = tl.dot(left, up, ups, input_precision="ieee")
         there = live[:, None] & (column < HIDDEN)[None, :]
         place = h + row.to(tl.int64)[:, None] * (2 * HIDDEN) + column[None, :]
@@ -156,10 +162,7 @@ def _transposed(  # type: ignore[no-untyped-def]
     else:
         column, k = column_tile * COLUMNS + tl.arange(0, COLUMNS), start + tl.arange(0, DEPTH)
         place = weights + (first + tl.minimum(column, N - 1)).to(tl.int64)[None, :] * K + k[:, None]
-        if K % DEPTH == 0:
-            right = tl.load(place)
-        else:
-            right = tl.load(place, mask=(k < K)[:, None], other=0)
+        right = tl.load(place) if K % DEPTH == 0 else tl.load(place, mask=(k < K)[:, None], other=0)
     return right
 
 

@@ -79,7 +79,8 @@ def weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, how: Scores)
 
 
 def _tokens_at_once(num_experts: int) -> int:
-    return min(64, max(1, CELLS // triton.next_power_of_2(num_experts)))
+    experts: int = triton.next_power_of_2(num_experts)
+    return min(64, max(1, CELLS // experts))
 
 
 def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, experts: Tensor, weights: Tensor | None,
@@ -115,86 +116,120 @@ def _place(  # type: ignore[no-untyped-def]
     chunk = tl.cdiv(tl.cdiv(tokens, programs), TOKENS) * TOKENS         # whole blocks, so that each is one program's
     first, last = program * chunk, tl.minimum((program + 1) * chunk, tokens)
     expert = tl.arange(0, BLOCK_E)
-    choice = tl.arange(0, BLOCK_K)
-
     running = tl.zeros([BLOCK_E], tl.int32)                             # this program's choices so far
     load = tl.zeros([BLOCK_E], tl.int32)                                # and those of valid tokens
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
-        cell = token.to(tl.int64)[:, None] * K + choice[None, :]
-        there = (token < last)[:, None] & (choice < K)[None, :]
         if SCORE == "given":
-            ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
+            ids = _ids(experts, token, last, E, K, BLOCK_K)
         else:
-            ids = _choose(logits, bias, weights, experts, token, last, scale, E, K, SCORE, NORMALIZE, BLOCK_E,
-                          BLOCK_K)
+            ids = _choose(logits, bias, weights, experts, token, last, scale, E, K, SCORE, NORMALIZE, BLOCK_E, BLOCK_K)
         chosen = tl.zeros([TOKENS, BLOCK_E], tl.int32)
         for j in range(K):
-            chosen += (_column(ids, choice, j)[:, None] == expert[None, :]).to(tl.int32)
+            chosen += (_column(ids, j, BLOCK_K)[:, None] == expert[None, :]).to(tl.int32)
         chosen = tl.where((token < last)[:, None] & (expert < E)[None, :], chosen, 0)
         before = tl.cumsum(chosen, axis=0) - chosen + running[None, :]
-        rank = tl.zeros([TOKENS, BLOCK_K], tl.int32)
-        for j in range(K):
-            mine = _column(ids, choice, j)[:, None] == expert[None, :]
-            found = tl.sum(tl.where(mine, before, 0), axis=1)
-            rank += tl.where(choice[None, :] == j, found[:, None], 0)
-        tl.store(slots + cell, rank, mask=there)
+        _add_to_slots(slots, ids, before, token, last, E, K, BLOCK_E, BLOCK_K, True)
         running += tl.sum(chosen, axis=0)
         if SCORE != "given":
             counted = tl.load(valid + token, mask=token < last, other=0).to(tl.int32)
             load += tl.sum(chosen * counted[:, None], axis=0)
     tl.store(counts + program * E + expert, running, mask=expert < E)
     tl.store(counts + (programs + program) * E + expert, load, mask=expert < E)
+    _meet(arrived, programs)
+    total, base = _totals(counts, program, programs, E, BLOCK_E, PROGRAMS)
+    for start in range(first, last, TOKENS):
+        token = start + tl.arange(0, TOKENS)
+        ids = _ids(experts, token, last, E, K, BLOCK_K)
+        slot = _add_to_slots(slots, ids, tl.broadcast_to(base[None, :], [TOKENS, BLOCK_E]), token, last, E, K, BLOCK_E,
+                             BLOCK_K, False)
+        cell, there = _cells(token, last, K, BLOCK_K)
+        tl.store(sources + slot, cell.to(tl.int32), mask=there & (ids < E))
+    if program == 0:
+        tl.store(ends + expert, tl.cumsum(total, axis=0), mask=expert < E)
+    _lay_tiles(tiles, num_tiles, total, most_tiles, program, programs, E, ROWS, TILES, BLOCK_E)
 
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _cells(token, last, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where [N, K] holds the choices of these tokens, and which of those cells there are: both [tokens, BLOCK_K]."""
+    choice = tl.arange(0, BLOCK_K)
+    return token.to(tl.int64)[:, None] * K + choice[None, :], (token < last)[:, None] & (choice < K)[None, :]
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _ids(experts, token, last, E: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    cell, there = _cells(token, last, K, BLOCK_K)
+    return tl.load(experts + cell, mask=there, other=E).to(tl.int32)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _add_to_slots(  # type: ignore[no-untyped-def]
+        slots, ids, values, token, last, E: tl.constexpr, K: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+        FIRST: tl.constexpr):
+    """Adds values [tokens, BLOCK_E] of each choice's expert; at last, what is dropped has no slot."""
+    cell, there = _cells(token, last, K, BLOCK_K)
+    expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    slot = tl.zeros_like(ids) if FIRST else tl.load(slots + cell, mask=there, other=0)
+    for j in range(K):
+        mine = _column(ids, j, BLOCK_K)[:, None] == expert[None, :]
+        found = tl.sum(tl.where(mine, values, 0), axis=1)
+        slot += tl.where(choice[None, :] == j, found[:, None], 0)
+    tl.store(slots + cell, slot if FIRST else tl.where(ids < E, slot, -1), mask=there)
+    return slot
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _meet(arrived, programs):  # type: ignore[no-untyped-def]
+    """What any program wrote before is seen by all after."""
     tl.debug_barrier()                                                  # all of this program's writes, then its arrival
     tl.atomic_add(arrived, 1, sem="acq_rel")
     while tl.atomic_add(arrived, 0, sem="acq_rel") < programs:
         pass
     tl.debug_barrier()
 
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _totals(  # type: ignore[no-untyped-def]
+        counts, program, programs, E: tl.constexpr, BLOCK_E: tl.constexpr, PROGRAMS: tl.constexpr):
+    """(choices of each expert, the slot of this program's first), both [BLOCK_E]."""
+    expert = tl.arange(0, BLOCK_E)
     total, base = tl.zeros([BLOCK_E], tl.int32), tl.zeros([BLOCK_E], tl.int32)
-    for start in range(0, programs, PROGRAMS):                          # not from the cache of this multiprocessor
+    for start in range(0, programs, PROGRAMS):
         row = start + tl.arange(0, PROGRAMS)
         inside = (row < programs)[:, None] & (expert < E)[None, :]
-        found = tl.load(counts + row[:, None] * E + expert[None, :], mask=inside, other=0, cache_modifier=".cg")
+        found = tl.load(counts + row[:, None] * E + expert[None, :], mask=inside, other=0,
+                        cache_modifier=".cg")                           # not from this multiprocessor's own cache
         total += tl.sum(found, axis=0)
         base += tl.sum(tl.where((row < program)[:, None], found, 0), axis=0)
-    stop = tl.cumsum(total, axis=0)
-    base += stop - total
-    for start in range(first, last, TOKENS):
-        token = start + tl.arange(0, TOKENS)
-        cell = token.to(tl.int64)[:, None] * K + choice[None, :]
-        there = (token < last)[:, None] & (choice < K)[None, :]
-        ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
-        slot = tl.load(slots + cell, mask=there, other=0)
-        for j in range(K):
-            mine = _column(ids, choice, j)[:, None] == expert[None, :]
-            found = tl.sum(tl.where(mine, base[None, :], 0), axis=1)
-            slot += tl.where(choice[None, :] == j, found[:, None], 0)
-        kept = there & (ids < E)
-        tl.store(slots + cell, tl.where(ids < E, slot, -1), mask=there)
-        tl.store(sources + slot, cell.to(tl.int32), mask=kept)
+    return total, base + tl.cumsum(total, axis=0) - total
 
-    if program == 0:
-        tl.store(ends + expert, stop, mask=expert < E)
-    own_tiles = (total + ROWS - 1) // ROWS
-    last_tile = tl.cumsum(own_tiles, axis=0)
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _lay_tiles(  # type: ignore[no-untyped-def]
+        tiles, num_tiles, total, most_tiles, program, programs, E: tl.constexpr, ROWS: tl.constexpr,
+        TILES: tl.constexpr, BLOCK_E: tl.constexpr):
+    expert = tl.arange(0, BLOCK_E)
+    own = (total + ROWS - 1) // ROWS
+    stop = tl.cumsum(own, axis=0)
+    row = tl.cumsum(total, axis=0) - total
     for start in range(program * TILES, most_tiles, programs * TILES):
         tile = start + tl.arange(0, TILES)
-        owner = tl.sum((last_tile[None, :] <= tile[:, None]).to(tl.int32) * (expert < E)[None, :].to(tl.int32), axis=1)
+        passed = (stop[None, :] <= tile[:, None]) & (expert < E)[None, :]
+        owner = tl.sum(passed.to(tl.int32), axis=1)
         mine = owner[:, None] == expert[None, :]
-        begin = tl.sum(tl.where(mine, (stop - total)[None, :], 0), axis=1)
-        earlier = tl.sum(tl.where(mine, (last_tile - own_tiles)[None, :], 0), axis=1)
+        begin = tl.sum(tl.where(mine, row[None, :], 0), axis=1)
+        earlier = tl.sum(tl.where(mine, (stop - own)[None, :], 0), axis=1)
         used = (owner < E) & (tile < most_tiles)
         tl.store(tiles + tile, owner, mask=used)
         tl.store(tiles + most_tiles + tile, begin + (tile - earlier) * ROWS, mask=used)
     if program == 0:
-        tl.store(num_tiles, tl.sum(own_tiles, axis=0))
+        tl.store(num_tiles, tl.sum(own, axis=0))
 
 
 @triton.jit     # type: ignore[untyped-decorator]
-def _column(values, index, j):  # type: ignore[no-untyped-def]
-    return tl.sum(tl.where(index[None, :] == j, values, 0), axis=1)
+def _column(values, j, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.sum(tl.where(tl.arange(0, COLUMNS)[None, :] == j, values, 0), axis=1)
 
 
 @triton.jit     # type: ignore[untyped-decorator]
@@ -206,7 +241,7 @@ def _choose(  # type: ignore[no-untyped-def]
     live = token < last
     logit = _logits(logits, token, live, E, BLOCK_E)
     biases = tl.load(bias + expert, mask=expert < E, other=0)
-    key = logit                                                         # what rounding in a score makes and breaks ties of
+    key = logit                                                         # rounding in a score makes and breaks ties
     if tl.max(tl.where(biases != 0, 1, 0), axis=0) > 0:
         key = (logit if SCORE == "softmax_of_chosen" else _score(logit, SCORE)) + biases[None, :]
     key = tl.where(key == key, key, float("inf"))
@@ -224,8 +259,7 @@ def _choose(  # type: ignore[no-untyped-def]
         key = tl.where(mine, float("-inf"), key)
     if NORMALIZE or SCORE == "softmax_of_chosen":
         picked = _score(picked, "softmax")
-    cell = token.to(tl.int64)[:, None] * K + choice[None, :]
-    there = live[:, None] & (choice < K)[None, :]
+    cell, there = _cells(token, last, K, BLOCK_K)
     tl.store(experts + cell, ids.to(tl.int64), mask=there)
     tl.store(weights + cell, picked * scale, mask=there)
     return ids
@@ -270,14 +304,13 @@ def _weights_backward(  # type: ignore[no-untyped-def]
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     live = token < tokens
     logit = _logits(logits, token, live, E, BLOCK_E)
-    cell = token.to(tl.int64)[:, None] * K + choice[None, :]
-    there = live[:, None] & (choice < K)[None, :]
+    cell, there = _cells(token, tokens, K, BLOCK_K)
     ids = tl.load(experts + cell, mask=there, other=E).to(tl.int32)
     given = tl.load(grad + cell, mask=there, other=0.0) * scale
     wanted = tl.zeros([TOKENS, BLOCK_E], tl.float32)                    # the gradient of each expert's value
     chosen = tl.zeros([TOKENS, BLOCK_E], tl.int32)
     for j in range(K):
-        mine = _column(ids, choice, j)[:, None] == expert[None, :]
+        mine = _column(ids, j, BLOCK_K)[:, None] == expert[None, :]
         wanted = tl.where(mine, tl.sum(tl.where(choice[None, :] == j, given, 0.0), axis=1)[:, None], wanted)
         chosen = tl.where(mine, 1, chosen)
     if NORMALIZE or SCORE == "softmax_of_chosen":
