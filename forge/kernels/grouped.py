@@ -138,7 +138,7 @@ def _up(  # type: ignore[no-untyped-def]
         tl.store(a + row.to(tl.int64)[:, None] * HIDDEN + column[None, :], active.to(a.dtype.element_ty), mask=there)
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit
 def _silu(gate):  # type: ignore[no-untyped-def]
     return gate / (1 + tl.exp(-gate))
 

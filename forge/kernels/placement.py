@@ -179,7 +179,7 @@ def _add_to_slots(  # type: ignore[no-untyped-def]
     return slot
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit
 def _meet(arrived, programs):  # type: ignore[no-untyped-def]
     """What any program wrote before is seen by all after."""
     tl.debug_barrier()                                                  # all of this program's writes, then its arrival

@@ -19,10 +19,11 @@ from forge.moe_router import Routing
 
 def by_kernels(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """See forge.moe_router.experts, whose functions are the twins. tokens: float32 or of 16 bits."""
-    rows = placed_rows(tokens.device, tokens.dtype)
-    return through_experts(tokens, weights, gate_up, down, list(_place(experts, gate_up.shape[0], rows)))
+    placement = _place(experts, gate_up.shape[0], placed_rows(tokens.device, tokens.dtype))
+    return through_experts(tokens, weights, gate_up, down, list(placement))
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def placed_rows(device: torch.device, dtype: torch.dtype) -> int:
     """The height of a tile, which a Placement is made for. dtype: of the tokens that will be multiplied."""
     from forge.kernels.tilings import tilings
