@@ -66,7 +66,8 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     passes = config.passes.build(sync, config.precision, topology.device, phases)
     _prepare(config, sync, feed, stage, topology)
 
-    ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases)
+    ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
+                    model)
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
                      {"rng": Rng()}, spread_in(model))
     identity = _identity(config, feed)

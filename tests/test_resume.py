@@ -79,6 +79,30 @@ def test_resume_with_other_workers_is_the_same_run(shards, tmp_path):
     assert {**resumed.losses} == whole.losses
 
 
+ROUTED = {
+    "bias": ["balance=bias", "aux_loss=0", "score=sigmoid", "shared_hidden=8"],
+    "overflow": ["balance=overflow", "balance_from=2", "balance_ramp=4", "threshold=1.05"],
+    "global batch": ["aux_scope=global_batch", "jitter=0.1", "capacity_factor=1.0"]}
+
+
+@pytest.mark.parametrize("routing", ROUTED.values(), ids=ROUTED)
+def test_what_routing_remembers_is_resumed(routing, shards, tmp_path):
+    """Stopped at 4, in the middle of a ramp: the same losses, and at the end the same files."""
+    line = [*shards, "snapshot=inline", "steps=8", "model.init_std=0.2", "model.dropout=0.1", "checkpointing=full",
+            *(f"model.routing.{setting}" for setting in routing)]
+    whole = train_here(tmp_path / "whole", *line)
+    assert whole.code == 0, whole.err
+    train_here(tmp_path / "part", *line, "stop_at=4")
+    resumed = resume_here(tmp_path / "part", *line)
+    assert {**resumed.losses} == whole.losses
+    one, other = (json.loads((run.run_dir / "snapshots/step_00000008/manifest.json").read_text())["files"]
+                  for run in (whole, resumed))
+    assert one["model.safetensors"] == other["model.safetensors"]
+    plain = train_here(tmp_path / "plain", *line, "model.routing.balance=none", "model.routing.aux_scope=batch",
+                       "model.routing.capacity_factor=null")
+    assert plain.losses[8] != whole.losses[8]           # the settings had an effect after the resume
+
+
 @pytest.mark.dist
 def test_resume_with_other_ranks_has_the_same_data(shards, tmp_path):
     line = [*shards, "snapshot=inline", "steps=8", "micro_batch=2"]

@@ -150,7 +150,7 @@ def _kept(experts: Tensor, scores: Tensor, valid: Tensor, routing: Routing) -> T
 
 def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
     """How many choices an expert may hold. More than there are is as good as infinite."""
-    above: Tensor = capacity * (1 + 2**-20)         # or a product that rounds to just below a whole number would lose one
+    above: Tensor = capacity * (1 + 2**-20)     # or a product that rounds to just below a whole number would lose one
     return above.clamp(max=experts.numel()).floor().to(torch.int64)
 
 

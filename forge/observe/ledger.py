@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forge.agreement import total
 from forge.errors import ForgeError
 from forge.hardware import Topology
 from forge.observe import Request
-from forge.observe.finite import finite
+from forge.observe.finite import finite, not_finite
 from forge.observe.phases import Phases
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ class Ledger:
     than its step, and the device is never waited for before the end.
     """
 
-    def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases) -> None:
-        self.path, self.every, self.max_skipped = path, every, max_skipped
+    def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases,
+                 model: nn.Module) -> None:
+        self.path, self.every, self.max_skipped, self.model = path, every, max_skipped, model
         self.topology, self.phases = topology, phases
         self.sinks: list[Sink] = []
         self.targets: Tensor | float = 0.0                  # trained on since the start of this process
@@ -120,8 +121,13 @@ class Ledger:
         self._publish(record)
         if record["skipped"] > self.max_skipped:
             raise ForgeError(f"The gradient was not finite in {record['skipped']} updates in a row, up to step "
-                             f"{pending.step}, so nothing was learnt in them. Lower optimizer.lr, or look at the data; "
-                             f"optimizer.max_skipped={self.max_skipped} is the bound.")
+                             f"{pending.step}, so nothing was learnt in them.{self._suspects()} Lower optimizer.lr, or "
+                             f"look at the data; optimizer.max_skipped={self.max_skipped} is the bound.")
+
+    def _suspects(self) -> str:
+        names = not_finite(self.model)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f" Not finite are the weights of {', '.join(names[:3])}{more}." if names else ""
 
     def _publish(self, record: Record) -> None:
         if self.topology.is_first:
@@ -143,8 +149,9 @@ class Ledger:
                   "time": round(time.time(), 3), **self._speed(pending.step, trained)}
         if "aux_loss" in terms:
             record["aux_loss"] = terms["aux_loss"][0] / max(targets, 1.0)
-        if "expert_load" in terms:
-            record["expert_load_max_over_mean"] = _imbalance(terms["expert_load"], dict(pending.names)["expert_load"])
+        for name in ("expert_load", "expert_choices"):
+            if name in terms:
+                record[f"{name}_max_over_mean"] = _imbalance(terms[name], dict(pending.names)[name])
         return record
 
     def _speed(self, step: int, trained: float) -> Record:
