@@ -11,6 +11,7 @@ from torch import Tensor
 from forge.moe_router import Routing
 from forge.moe_router.balance import balance_loss, z_loss
 from forge.moe_router.choice import choose_experts, drop_surplus
+from forge.moe_router.exact import plain_product, split_product
 from forge.moe_router.overflow import reroute
 
 
@@ -84,11 +85,11 @@ def moves(routing: Routing) -> bool:
 def logits_of(x: Tensor, gate_weight: Tensor, jitter: float) -> Tensor:
     """[B, T, num_experts], computed in float32 also under autocast: bfloat16 would tie and swap close experts."""
     with torch.autocast(x.device.type, enabled=False):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        x = x.to(dtype)
         if jitter > 0:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
             x = x * (1 + jitter * (2 * torch.rand_like(x) - 1))
-        return F.linear(x, gate_weight.to(dtype))
+        splits = x.is_cuda and x.dtype == torch.bfloat16 and gate_weight.dtype in (torch.bfloat16, torch.float32)
+        return (split_product if splits else plain_product)(x, gate_weight)
 
 
 def _scores(logits: Tensor, routing: Routing) -> Tensor:

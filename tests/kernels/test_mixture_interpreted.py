@@ -31,7 +31,7 @@ LARGE = [((257, 40, 24, 16, 3), 0), ((40, 128, 72, 5, 5), 0.9)]
 
 @pytest.mark.skipif(INSIDE, reason="it would start itself")
 def test_in_the_interpreter():
-    """These tests, and those of all routers with moe_router=fused, but for bfloat16, which the interpreter gets wrong."""
+    """These tests, and those of all routers with moe_router=fused; not bfloat16, which the interpreter gets wrong."""
     for file, which, least in ((__file__, "", 60), (ROUTERS, "fused and not says and not bfloat16 and not dtype1", 55)):
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), "-k", which],
                               env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
