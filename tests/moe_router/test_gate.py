@@ -215,6 +215,7 @@ def test_a_gate_of_nan_gives_ids_and_weights_of_nan(score, more):
     assert choice.weights.isnan().any() and choice.aux.isnan()
 
 
+@pytest.mark.slow
 def test_gradients_of_sigmoid_scores_survive_compilation_of_what_is_recomputed():
     """Sums of a few terms: within 16 roundings of float32. torch's own logarithm of a sigmoid is wrong by a third."""
     x, gate = _inputs()
