@@ -15,12 +15,12 @@ from forge.errors import ConfigError
 EXPERT = ["parallel=expert", "parallel.size=2"]
 # An eps that is no smaller than gradients: then an error in a gradient moves its weight in proportion.
 LR, EPS, UPDATES = 1e-3, 0.01, 6
-PLAIN = [*LINE, "model.dropout=0", f"optimizer.lr={LR}", "evaluation=heldout", "evaluation.sample=8",
-         "evaluation.baseline=false", "evaluation.every=4"]
+PLAIN = [*LINE, "model.dropout=0", f"optimizer.lr={LR}"]
 ADAMW = [f"optimizer.eps={EPS}"]
+JUDGED = ["evaluation=heldout", "evaluation.sample=8", "evaluation.baseline=false", "evaluation.every=4"]
 SHARED = ["model.routing.shared_hidden=24", "model.routing.score=sigmoid", "model.routing.balance=bias"]
 CASES = {       # ranks; words of both runs; words of the ranks' run
-    "2 ranks": (2, ADAMW, ["micro_batch=2"]),
+    "2 ranks": (2, [*ADAMW, *JUDGED], ["micro_batch=2"]),
     "2 ranks, recomputed": (2, ADAMW, ["micro_batch=6", "checkpointing=full"]),
     "2 ranks, recomputed in part": (2, ADAMW, ["micro_batch=3", "checkpointing=selective", "moe_router=loop"]),
     "4 ranks, a shared expert": (4, [*ADAMW, *SHARED], ["micro_batch=1"]),
@@ -68,6 +68,12 @@ def test_equal_to_one_process(case, trained):
     loads = [[record["expert_load_max_over_mean"] for record in run.records if "loss" in record]
              for run in (ranks, alone)]
     assert loads[0] == pytest.approx(loads[1], rel=1e-12), "counts of all ranks"
+
+
+@pytest.mark.dist
+def test_ranks_with_unequal_shares_of_the_heldout_text_judge_and_write_together(trained):
+    world, both, own = CASES["2 ranks"]
+    alone, ranks = trained(1, *both), trained(world, *both, *own)
     assert ranks.result["loss_heldout"] == pytest.approx(alone.result["loss_heldout"], rel=rounding(UPDATES + 1))
     assert ranks.result["sample"] == alone.result["sample"]
 
@@ -85,8 +91,8 @@ def test_weights_and_moments_are_saved_whole_and_are_those_of_one_process(traine
         assert {key: value.shape for key, value in found.items()} == {key: value.shape for key, value in wanted.items()}
         worst = max(float((found[key] - wanted[key]).abs().max()) for key in wanted)
         assert worst < room, name
-    moved = part(alone, "model")["blocks.0.feed_forward.down"] - part(ranks, "model")["blocks.0.feed_forward.down"].flip(0)
-    assert float(moved.abs().max()) > 100 * bound, "experts in another order would be seen"
+    experts = part(alone, "model")["blocks.0.feed_forward.down"]
+    assert float((experts - experts.flip(0)).abs().max()) > 100 * bound, "experts in another order would be seen"
 
 
 @pytest.mark.dist
