@@ -166,10 +166,11 @@ def test_the_shared_expert_is_computed_while_tokens_travel():
 
 
 def saved(run_dir, fails):
-    """The error of a snapshot whose first rank cannot write the second tensor, while the other rank sends its own."""
+    """The error of a snapshot whose first rank cannot write, while the other sends more than sockets hold; or, where
+    it can, this rank's parameters, and what it reads."""
     rank = torch.distributed.get_rank()
     mesh = ExpertParallel(2).mesh("cpu", 2)
-    model = ExpertParallel(2).shard(Mixture(8, 8, ROUTING, by_sorting), mesh)
+    model = ExpertParallel(2).shard(Mixture(256, 1024 if fails else 8, ROUTING, by_sorting), mesh)
     topology = Topology(torch.device("cpu"), rank, rank, 2, mesh)
     if fails:
         def full(file, listed, wholes, metadata):
