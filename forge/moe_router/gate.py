@@ -91,7 +91,9 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
 
 def _shares(logits: Tensor) -> Tensor:
     """Sigmoid scores over their sum. By logarithms, since the sum of tiny scores may be 0."""
-    return F.logsigmoid(logits).softmax(dim=-1)
+    # The logarithm of a sigmoid. Not by F.logsigmoid, whose gradient is wrong on a CPU where a recomputed block is
+    # compiled (torch 2.13).
+    return (-F.softplus(-logits)).softmax(dim=-1)
 
 
 def _keys(logits: Tensor, scores: Tensor, bias: Tensor, routing: Routing) -> Tensor:
@@ -143,7 +145,7 @@ def _kept(experts: Tensor, scores: Tensor, valid: Tensor, routing: Routing) -> T
 
 def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
     """How many choices an expert may hold. More than there are is as good as infinite."""
-    above: Tensor = capacity * (1 + 2**-20)         # or a product that rounds to just below a whole number would lose one
+    above: Tensor = capacity * (1 + 2**-20)     # or a product that rounds to just below a whole number would lose one
     return above.clamp(max=experts.numel()).floor().to(torch.int64)
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from routings import chosen, routing
+from torch.utils.checkpoint import checkpoint
 
 
 def _inputs(experts=4, seed=0):
@@ -149,7 +150,7 @@ def test_a_bias_changes_the_choice_and_no_weight(score):
 
 
 def test_groups_are_chosen_by_the_sum_of_their_two_best():
-    """Six experts in three groups. Sums of two: 0.9 + 0.0, 0.6 + 0.5, 0.5 + 0.5: the best expert's group is left out."""
+    """Six experts, three groups. Sums of two: 0.9 + 0.0, 0.6 + 0.5, 0.5 + 0.5: the best expert's group is left out."""
     sigmoids = torch.tensor([0.9, 1e-6, 0.6, 0.5, 0.5, 0.5])
     gate = sigmoids.logit().unsqueeze(-1)
     for top_groups, wanted in ((1, [2, 3]), (2, [2, 3]), (3, [0, 2])):
@@ -212,3 +213,24 @@ def test_a_gate_of_nan_gives_ids_and_weights_of_nan(score, more):
         kept = [one for one in row if one < 4]
         assert len(set(kept)) == len(kept) and all(0 <= one <= 4 for one in row)
     assert choice.weights.isnan().any() and choice.aux.isnan()
+
+
+@pytest.mark.slow
+def test_gradients_of_sigmoid_scores_survive_compilation_of_what_is_recomputed():
+    """Sums of a few terms: within 16 roundings of float32. torch's own logarithm of a sigmoid is wrong by a third."""
+    x, gate = _inputs()
+    how = routing(score="sigmoid", normalize=True, aux_loss=1.0)
+
+    def run(gate):
+        choice = chosen(x, None, gate, how)
+        return (choice.weights * torch.arange(2.0)).sum() + choice.aux
+
+    def gradient(function):
+        own = gate.clone().requires_grad_()
+        function(own).backward()
+        return own.grad
+
+    torch._dynamo.reset()
+    found = gradient(torch.compile(lambda gate: checkpoint(run, gate, use_reentrant=False), fullgraph=True))
+    wanted = gradient(run)
+    assert (found - wanted).norm() <= 16 * 2**-24 * wanted.norm()
