@@ -1,4 +1,4 @@
-"""What was decided in forward is repeated in recomputation, not decided again: an operator that tells the difference."""
+"""What forward decided, recomputation repeats and does not decide again: an operator that tells the difference."""
 
 from itertools import count
 

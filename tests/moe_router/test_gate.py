@@ -149,7 +149,7 @@ def test_a_bias_changes_the_choice_and_no_weight(score):
 
 
 def test_groups_are_chosen_by_the_sum_of_their_two_best():
-    """Six experts in three groups. Sums of two: 0.9 + 0.0, 0.6 + 0.5, 0.5 + 0.5: the best expert's group is left out."""
+    """Six experts, three groups. Sums of two: 0.9 + 0.0, 0.6 + 0.5, 0.5 + 0.5: the best expert's group is left out."""
     sigmoids = torch.tensor([0.9, 1e-6, 0.6, 0.5, 0.5, 0.5])
     gate = sigmoids.logit().unsqueeze(-1)
     for top_groups, wanted in ((1, [2, 3]), (2, [2, 3]), (3, [0, 2])):

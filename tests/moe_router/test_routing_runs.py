@@ -81,7 +81,7 @@ def test_two_ranks_remember_what_one_does(how, shards, tmp_path):
 
 @pytest.mark.dist
 def test_an_expert_without_tokens_hangs_no_rank(shards, tmp_path):
-    """32 experts, of which a rank's micro-batch of 8 tokens reaches 16 at most: most get no token on one rank or both."""
+    """32 experts, of which a rank's micro-batch of 8 tokens reaches 16 at most: most have none on one rank or both."""
     line = [*shards, *LINE, *settings(num_experts=32), "sequence_length=8", "global_batch=4", "steps=2"]
     run = train_apart(tmp_path / "two", *line, "hardware.processes=2", "micro_batch=1")
     assert run.code == 0, run.err
@@ -93,7 +93,8 @@ def test_an_expert_without_tokens_hangs_no_rank(shards, tmp_path):
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"top_k": 5}, "top_k=5 does not fit model.routing.num_experts=4"), ({"top_k": 0}, "top_k=0 does not fit"),
-    ({"groups": 3}, "groups=3 does not divide model.routing.num_experts=4"), ({"groups": 0}, "groups=0 does not divide"),
+    ({"groups": 3}, "groups=3 does not divide model.routing.num_experts=4"),
+    ({"groups": 0}, "groups=0 does not divide"),
     ({"groups": 2, "top_groups": 3}, "top_groups=3 does not fit model.routing.groups=2"),
     ({"top_groups": 0}, "top_groups=0 does not fit"),
     ({"groups": 4, "top_groups": 1}, "top_groups=1 groups of 1 experts are fewer experts than model.routing.top_k=2"),
@@ -103,7 +104,8 @@ def test_an_expert_without_tokens_hangs_no_rank(shards, tmp_path):
     ({"jitter": 1.0}, "jitter=1.0: 0 (none) to below 1"), ({"jitter": -0.1}, "jitter=-0.1"),
     ({"scale": 0.0}, "scale=0.0: more than 0"), ({"scale": math.inf}, "scale=inf"),
     ({"shared_hidden": -1}, "shared_hidden=-1: 0 or more"), ({"balance_from": -1}, "balance_from=-1"),
-    ({"balance_ramp": -1}, "balance_ramp=-1"), ({"aux_loss": -1.0}, "aux_loss=-1.0"), ({"z_loss": math.nan}, "z_loss=nan"),
+    ({"balance_ramp": -1}, "balance_ramp=-1"), ({"aux_loss": -1.0}, "aux_loss=-1.0"),
+    ({"z_loss": math.nan}, "z_loss=nan"),
     ({"capacity_factor": 0.0}, "capacity_factor=0.0: more than 0"),
     ({"capacity_factor": 1.5, "balance": "overflow"}, "capacity_factor=1.5 drops what model.routing.balance=overflow"),
 ], ids=str)
