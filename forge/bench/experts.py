@@ -93,8 +93,10 @@ class Experts:
             session.record.write()
             session.progress.done()
 
-    def _rows(self, session: Session, trial: Trial, shape: list[int], options: dict[str, Trial]) -> list[dict[str, Any]]:
-        """In a process of its own: what one shape compiled or left in memory is not the next one's. Raises ArmFailed."""
+    def _rows(self, session: Session, trial: Trial, shape: list[int],
+              options: dict[str, Trial]) -> list[dict[str, Any]]:
+        """In a process of its own: what one shape compiles, or leaves in memory, is not the next one's. Raises
+        ArmFailed."""
         arm = session.start(trial, self.patience, self.cold)
         try:
             session.progress.tell(_named(shape), "measuring")

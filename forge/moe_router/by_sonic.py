@@ -24,7 +24,7 @@ HOPPER = (9, 0)
 FORMATS = (torch.bfloat16, torch.float16)
 
 
-@torch.compiler.disable     # its own assertions refuse to be traced
+@torch.compiler.disable     # type: ignore[untyped-decorator]     # its own assertions refuse to be traced
 def by_sonic(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """See forge.moe_router.experts. Raises UnusableEnvironment where the package or the device is missing, and
     ConfigError for a number format that the package has no kernels for."""

@@ -1,5 +1,5 @@
-"""moe_router=sonic: what the package is told. The package runs on a GPU only; a stand-in with its signature computes the
-plain result out of exactly what it was told, in the layout that it documents."""
+"""moe_router=sonic: what the package is told. The package runs on a GPU only; a stand-in with its signature computes
+the plain result out of exactly what it was told, in the layout that it documents."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -21,10 +21,11 @@ WIDTH, HIDDEN = 24, 16
 
 def plain_sonic(told):
     """moe_general_routing_inputs of sonic-moe 0.1.2.post1, as its comments describe it, in plain PyTorch."""
-    def moe_general_routing_inputs(x, router_scores, token_indices, expert_indices, w1, b1, w2, b2, E, stream_id,
-                                   activation_type, is_inference_mode_enabled=False, concat_layout=False):
+    def moe_general_routing_inputs(     # noqa: PLR0913
+            x, router_scores, token_indices, expert_indices, w1, b1, w2, b2, E, stream_id, activation_type,
+            is_inference_mode_enabled=False, concat_layout=False):
         told.append({"w1": w1, "w2": w2, "inference": is_inference_mode_enabled})
-        assert b1 is None and b2 is None and activation_type == "swiglu" and E == w2.shape[-1]
+        assert b1 is None and b2 is None and activation_type == "swiglu" and w2.shape[-1] == E
         assert token_indices.dtype == expert_indices.dtype == torch.int32 and router_scores.dtype == torch.float32
         assert (token_indices.diff() >= 0).all() and 0 <= int(expert_indices.min()) <= int(expert_indices.max()) < E
         assert w1.shape[:2] == (2 * w2.shape[1], x.shape[1]) and w2.shape[0] == x.shape[1]
@@ -81,8 +82,8 @@ def test_weights_are_viewed_and_not_copied(told):
     mixture = Sonic().build(WIDTH, HIDDEN, routing())
     with torch.no_grad():
         mixture(torch.randn(1, 3, WIDTH), None)
-    assert told[0]["w1"].data_ptr() == mixture.gate_up.data_ptr() and told[0]["w2"].data_ptr() == mixture.down.data_ptr()
-    assert told[0]["inference"]
+    assert told[0]["w1"].data_ptr() == mixture.gate_up.data_ptr()
+    assert told[0]["w2"].data_ptr() == mixture.down.data_ptr() and told[0]["inference"]
 
 
 def test_no_tokens(told):

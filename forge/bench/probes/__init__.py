@@ -21,7 +21,8 @@ def probe(driver: Driver, family: str, settings: dict[str, Any], allowed: tuple[
 
     if family in ("attention", "experts"):       # to load, which may lie outside forge
         options = {name: Path(folder) for name, folder in settings["options"].items()}
-        return (attention if family == "attention" else experts).measure(driver, settings, options, allowed)
+        with_options = {"attention": attention.measure, "experts": experts.measure}
+        return with_options[family](driver, settings, options, allowed)
     families = {"matmul": matmul.measure, "copy": copy.measure, "transfer": transfer.measure,
                 "all_reduce": all_reduce.measure, "loader": loader.measure, "launch": launch.measure}
     return families[family](driver, settings)

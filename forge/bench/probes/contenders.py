@@ -20,7 +20,6 @@ from forge.moe_router.grouped import grouped_product
 
 if TYPE_CHECKING:
     from forge.moe_router import MoERouter, Routing
-    from forge.moe_router.mixture import Execute
 
 LEANING = 6.0       # logits are drawn with deviation 1: so much more or less decides for any token
 METADATA = 16       # bytes a choice that a backward pass cannot do without: its weight, expert, row and token
@@ -73,7 +72,8 @@ class Layer:
         toward = torch.linalg.pinv(self.gate.double().cpu())[:, 0].to(self.x)       # adds to its logit alone
         share = min(1.0, load * self.routing.top_k / self.routing.num_experts)
         chosen = torch.arange(len(self.x), device=self.x.device) < round(share * len(self.x))
-        return self.x + LEANING * torch.where(chosen, 1.0, -1.0).to(self.x).unsqueeze(-1) * toward
+        leaning = torch.where(chosen, LEANING, -LEANING).to(self.x)
+        return torch.addcmul(self.x, leaning.unsqueeze(-1), toward)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def _products(make: Callable[[Tensor, Layer], Callable[..., Tensor]]) -> Callabl
     return made
 
 
-def _behind_a_plain_gate(execute: Execute, halved: bool = False) -> Callable[[str, Layer], Contender]:
-    """halved: execute takes the two halves of gate_up, which are parameters of their own there."""
+def _behind_a_plain_gate(execute: Callable[..., Tensor], halved: bool = False) -> Callable[[str, Layer], Contender]:
+    """execute: see forge.moe_router.experts; halved: it takes the halves of gate_up, which are parameters there."""
     def made(name: str, layer: Layer) -> Contender:
         halves = [half.contiguous().requires_grad_() for half in layer.gate_up.chunk(2, dim=1)] if halved else \
             [layer.gate_up.detach().requires_grad_()]
@@ -195,14 +195,16 @@ def _as_transformers(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: 
     ends = _ends(experts, len(down))
     hidden = _swiglu(grouped_product(tokens[order // experts.shape[1]], gate_up, ends))
     out = grouped_product(hidden, down, ends) * weights.to(tokens.dtype).flatten()[order].unsqueeze(-1)
-    return out[place].view(*experts.shape, -1).sum(dim=1)
+    summed: Tensor = out[place].view(*experts.shape, tokens.shape[1]).sum(dim=1)
+    return summed
 
 
 def _by_sonic(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """SonicMoE's experts behind the cheapest gate: what moe_router=sonic would cost if its gate cost no more."""
     from forge.moe_router.by_sonic import by_sonic
 
-    return by_sonic(tokens, experts, weights, gate_up, down)
+    y: Tensor = by_sonic(tokens, experts, weights, gate_up, down)
+    return y
 
 
 def _ends(experts: Tensor, num_experts: int) -> Tensor:
@@ -218,7 +220,7 @@ def _swiglu(gate_and_up: Tensor) -> Tensor:
 MADE: dict[str, Callable[[str, Layer], Contender]] = {
     "dense": _dense, "sorted_compiled": _sorted_compiled,
     "grouped_only": _products(torch_products), "grouped_kernels": _products(kernel_products),
-    "torchtitan_way": _behind_a_plain_gate(_as_torchtitan, halved=True),      # type: ignore[arg-type]
+    "torchtitan_way": _behind_a_plain_gate(_as_torchtitan, halved=True),
     "hf_way": _behind_a_plain_gate(_as_transformers), "sonic_way": _behind_a_plain_gate(_by_sonic)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +33,7 @@ def torch_products(experts: Tensor, layer: Layer) -> Multiply:
 def kernel_products(experts: Tensor, layer: Layer) -> Multiply:
     """By forge's own kernels, with their epilogues. Raises UnusableEnvironment where they do not run."""
     device = layer.x.device
-    if find_spec("forge.kernels.grouped") is None or not runs_on(device, "grouped_kernels", "grouped_only"):
+    if not runs_on(device, "bench=experts", "no grouped_kernels"):
         raise UnusableEnvironment("grouped_kernels: forge's kernels do not run on this device.")
     from forge.kernels.placement import place
     from forge.kernels.tilings import tilings
@@ -55,13 +54,10 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, gate_up: Tensor, down: Tensor, where: Any, how: Any) -> Tensor:
         from forge.kernels import grouped
 
-        h, active = rows.new_empty(len(rows), gate_up.shape[1]), rows.new_empty(len(rows), down.shape[2])
-        grouped.up(rows, gate_up, 1, where, h, active, how["up"])
-        out = torch.empty_like(rows)
-        grouped.down(active, down, where, out, how["down"], transposed=True)
+        h, active = grouped.up(rows, gate_up, where, how["up"])
         ctx.save_for_backward(rows, gate_up, down, h)
         ctx.where, ctx.how = where, how
-        return out
+        return grouped.down(active, down, where, how["down"], transposed=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -70,8 +66,7 @@ class _Products(torch.autograd.Function):
         (rows, gate_up, down, h), where, how, grad = ctx.saved_tensors, ctx.where, ctx.how, grads[0].contiguous()
         ones = torch.ones(len(rows), 1, device=rows.device)
         _, h_grad, active = grouped.down_backward(grad, down, ones, h, where, how["down_backward"])
-        down_grad, gate_up_grad, rows_grad = torch.empty_like(down), torch.empty_like(gate_up), torch.empty_like(rows)
-        grouped.weight_gradient(grad, active, where, down_grad, 1, "left", how["down_gradient"])
-        grouped.down(h_grad, gate_up, where, rows_grad, how["up_backward"], transposed=False)
-        grouped.weight_gradient(h_grad, rows, where, gate_up_grad, 1, "right", how["gate_up_gradient"])
-        return rows_grad, gate_up_grad, down_grad, None, None
+        down_grad = grouped.weight_gradient(grad, active, where, "left", how["down_gradient"])
+        rows_grad = grouped.down(h_grad, gate_up, where, how["up_backward"], transposed=False)
+        return rows_grad, grouped.weight_gradient(h_grad, rows, where, "right", how["gate_up_gradient"]), down_grad, \
+            None, None

@@ -24,16 +24,20 @@ def results(contender: Contender) -> Results:
 
 
 def errors(ours: Results, plain: Results) -> dict[str, float]:
-    """The distance of each result to the plain one, relative to its size; infinite where it is not finite."""
+    """The distance of each result to the plain one, relative to its size; infinite where it is not finite.
+
+    What is zero by right, as the gradient of a gate whose one weight is always 1, is measured by the largest of all.
+    """
     if ours.keys() != plain.keys():
         raise ValueError(f"results for {', '.join(ours)}, and {', '.join(plain)} are wanted")
-    return {name: distance(ours[name], wanted) for name, wanted in plain.items()}
+    sizes = {name: float(wanted.norm()) for name, wanted in plain.items()}
+    return {name: distance(ours[name], wanted, sizes[name] or max(sizes.values())) for name, wanted in plain.items()}
 
 
-def distance(ours: Tensor, wanted: Tensor) -> float:
-    if ours.shape != wanted.shape:
+def distance(ours: Tensor, wanted: Tensor, size: float) -> float:
+    if ours.shape != wanted.shape or size == 0:
         return math.inf
-    found = float((ours.float() - wanted).norm() / wanted.norm())
+    found = float((ours.float() - wanted).norm()) / size
     return found if math.isfinite(found) else math.inf
 
 
