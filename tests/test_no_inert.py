@@ -26,6 +26,11 @@ ELSEWHERE = {
     "model.family": "whose layout weights are read and written in",
     "model.max_length": "rotary positions end nowhere: there it is only written down, as Decoder says",
 }
+# What another setting brings into play: read in the runs that say so, and in no other.
+PLAYED = {
+    "model.routing.bias_rate": "model.routing.balance=bias",
+    **dict.fromkeys((f"model.routing.{name}" for name in ("threshold", "load_decay", "balance_from", "balance_ramp")),
+                    "model.routing.balance=overflow")}
 LINE = ["steps=3", "evaluation=heldout", "evaluation.every=1", "snapshot=inline", "tracker=[console,tensorboard]",
         "data.heldout=null"]
 RUNS = {
@@ -33,8 +38,8 @@ RUNS = {
     "others": ["dataloader=webdataset", "dataloader.workers=null", "overlap=prefetch", "checkpointing=selective",
                "schedule=wsd", "loss=chunked", "precision=fp16", "attention=flash", "moe_router=loop",
                "operators=handwritten"],
-    "eight": ["precision=fp8", "optimizer=lars", "hardware.garbage=frozen"],
-    "muon": ["optimizer=muon"],
+    "eight": ["model.routing.balance=overflow", "precision=fp8", "optimizer=lars", "hardware.garbage=frozen"],
+    "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
 }
@@ -78,4 +83,5 @@ def test_a_run_reads_every_setting(words, shards, tmp_path, monkeypatch):
     run = train_here(tmp_path / "run", *shards, *LINE, *words)
     assert run.code == 0, run.err
     unread = {name for name, cls, field in found if (cls, field) not in reads}
-    assert unread == ELSEWHERE.keys() & {name for name, _, _ in found}
+    unplayed = {name for name, word in PLAYED.items() if word not in words}
+    assert unread == (ELSEWHERE.keys() | unplayed) & {name for name, _, _ in found}

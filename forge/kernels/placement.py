@@ -18,8 +18,7 @@ from torch import Tensor
 from forge.kernels import interpreted
 from forge.kernels.devices import num_multiprocessors
 
-CELLS = 2048            # tokens times experts that a program looks at at a time, in registers
-TILES = 64              # that a program lays out at a time
+CELLS = 2048            # tokens (or tiles) times experts that a program looks at at a time, in registers
 PROGRAMS = 16           # whose counts are added at a time
 
 
@@ -71,16 +70,16 @@ def weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, how: Scores)
     out = torch.empty_like(logits)
     tokens, num_experts = logits.shape
     if tokens:
-        at_once = _tokens_at_once(num_experts)
+        at_once = _at_once(num_experts, CELLS)
         _weights_backward[(triton.cdiv(tokens, at_once),)](
             grad, logits, experts, out, tokens, how.scale, num_experts, experts.shape[1], how.score,
             how.normalize, at_once, triton.next_power_of_2(num_experts), triton.next_power_of_2(experts.shape[1]))
     return out
 
 
-def _tokens_at_once(num_experts: int) -> int:
+def _at_once(num_experts: int, cells: int) -> int:
     experts: int = triton.next_power_of_2(num_experts)
-    return min(64, max(1, CELLS // experts))
+    return min(64, max(1, cells // experts))
 
 
 def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, experts: Tensor, weights: Tensor | None,
@@ -100,7 +99,7 @@ def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, ex
     _place[(programs,)](
         logits, bias, valid, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens,
         most_tiles, how.scale, num_experts, top_k, how.score, how.normalize, rows,
-        _tokens_at_once(num_experts), TILES,
+        _at_once(num_experts, CELLS), _at_once(num_experts, 4 * CELLS),
         triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k), PROGRAMS,
         launch_cooperative_grid=not interpreted())
     return Placement(slots, sources, ends, tiles, num_tiles), counts[1]

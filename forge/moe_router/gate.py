@@ -99,7 +99,9 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
 
 def _shares(logits: Tensor) -> Tensor:
     """Sigmoid scores over their sum. By logarithms, since the sum of tiny scores may be 0."""
-    return F.logsigmoid(logits).softmax(dim=-1)
+    # The logarithm of a sigmoid. Not by F.logsigmoid, whose gradient is wrong on a CPU where a recomputed block is
+    # compiled (torch 2.13).
+    return (-F.softplus(-logits)).softmax(dim=-1)
 
 
 def _keys(logits: Tensor, scores: Tensor, bias: Tensor, routing: Routing) -> Tensor:

@@ -325,3 +325,13 @@ def test_the_derivative_by_finite_differences_of_the_twin():
     x, gate_up, down, weights, _, experts = drawn((4, 3, 2, 3, 2))
     inputs = [t.double().requires_grad_() for t in (x, weights, gate_up, down)]
     assert torch.autograd.gradcheck(lambda x, w, u, d: through(x, experts, w, u, d), inputs)
+
+
+@interpreted
+def test_forge_verify_says_what_it_promises(tmp_path):
+    small = ("hardware=cpu hardware.threads=1 model.width=32 model.layers=1 model.heads=2 model.kv_heads=2 "
+             "model.head_width=16 model.hidden=32 model.routing.num_experts=4 sequence_length=16 global_batch=2")
+    done = subprocess.run([sys.executable, "-m", "forge.verify", "moe_router=fused", *small.split(),
+                           f"baseline=moe_router=loop {small}", f"run_dir={tmp_path}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "VERDICT  same maths" in done.stdout, done.stdout
