@@ -15,6 +15,7 @@ from forge.bench.probes import experts
 from forge.bench.probes.contenders import MADE, Contender, Layer, contender, plain
 from forge.bench.probes.experts import Proof
 from forge.bench.probes.proven import allowed, errors, repeats, results, saved_bytes
+from forge.bench.turns import Block, Turn
 from forge.errors import ConfigError, Exit
 from forge.moe_router.loop import Loop
 from forge.moe_router.sorted import Sorted
@@ -180,6 +181,17 @@ def test_overheads_and_ratios_are_of_the_same_turns():
     assert other["overhead_ms"] == other["ms"]["median"] - products["ms"]["median"]
     assert len(other["samples_ms"]) == 4 and other["ms"]["p10"] <= other["ms"]["median"] <= other["ms"]["p90"]
     assert other["forward_ms"] < other["ms"]["median"] and "over_sorted" in other and other["over_sorted"] is None
+
+
+def test_a_ratio_is_that_of_the_times_of_one_block():
+    """In the second block everything takes three times as long, and the ratio is the same."""
+    def turn(ms):
+        return Turn([ms, ms], [], 128.0, {"forward": ms}, 1.0, None, [])
+
+    blocks = [Block(["slow", "dense", "dense", "slow"], [turn(ms * pace) for ms in (8.0, 2.0, 2.0, 8.0)])
+              for pace in (1.0, 3.0)]
+    assert experts._times("slow", "dense", blocks) == pytest.approx({"estimate": 4.0, "low": 4.0, "high": 4.0})
+    assert experts._timed("slow", blocks, layer())["over_dense"]["estimate"] == pytest.approx(4.0)
 
 
 def test_a_whole_run_writes_what_it_shows(tmp_path, capsys, monkeypatch):
