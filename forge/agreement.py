@@ -67,3 +67,12 @@ def all_agree(fine: bool, topology: Topology) -> bool:
     """Whether it is fine on every rank. Waits for all: also a barrier."""
     refusals = torch.tensor([0 if fine else 1], device=topology.device)
     return int(total(refusals, topology)) == 0
+
+
+def of_first(number: int, device: torch.device) -> int:
+    """What the first rank says. All ranks call it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    said = torch.tensor([number], device=device)
+    dist.broadcast(said, src=0)
+    return int(said)

@@ -23,6 +23,7 @@ from forge.observe.ledger import Ledger, drop_after
 from forge.observe.phases import Phases
 from forge.observe.seen import Seen
 from forge.optimizer.groups import freeze
+from forge.parallel.spread import spread_in
 from forge.run import Run
 from forge.snapshot.store import read_snapshot
 from forge.state import Progress, Rng, RunState
@@ -68,7 +69,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
                     model)
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
-                     {"rng": Rng()})
+                     {"rng": Rng()}, spread_in(model))
     identity = _identity(config, feed)
     if config.resume:
         read_snapshot(Path(config.resume), state, identity, topology)

@@ -79,6 +79,7 @@ def restored(place: Path, overrides: list[str], allowed: tuple[str, ...]) -> Ite
     rows = settings.micro_batch or settings.global_batch // settings.hardware.processes
     settings.micro_batch = settings.global_batch = rows     # as many at a time as a rank of the run had
     settings.hardware.processes = 1
+    settings.parallel = read_yaml(Path(conf_dir()) / "parallel/data.yaml")      # all of it here, as snapshots hold it
     config = realise(settings, allowed)
     check(config)
     snapshot = find_snapshot(place)

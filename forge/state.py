@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
 from forge.batch import Cursor
+
+if TYPE_CHECKING:
+    from forge.parallel.spread import Spread
 
 
 class Stateful(Protocol):
@@ -62,7 +65,11 @@ class Rng:
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts that survive. shared: the same on all ranks, written once. own: each rank's, written by each."""
+    """The parts that survive. shared: the same on all ranks, written once. own: each rank's, written by each.
+
+    spread: of the parameters whose slices, and those of their state, are on several ranks: they are written whole.
+    """
 
     shared: dict[str, Stateful]         # model, update, comm, progress
     own: dict[str, Stateful]            # rng
+    spread: dict[str, Spread] = field(default_factory=dict)

@@ -58,12 +58,10 @@ class HeldoutObserver:
         return None
 
     def _closing(self) -> dict[str, Any]:
-        """What is shown once, at the end of the run."""
+        """What is shown once, at the end of the run, by the first rank. All ranks call it."""
         config = self.run.config
         facts: dict[str, Any] = {}
-        if not self.run.topology.is_first:
-            return {}
-        if self.settings.baseline and config.data.tokenizer == "bytes":
+        if self.settings.baseline and config.data.tokenizer == "bytes" and self.run.topology.is_first:
             from forge.data.trigram import heldout_loss as trigram_loss
 
             facts["loss_trigram"] = trigram_loss(config.data.open("train"), self.judge.source)

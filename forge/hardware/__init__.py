@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+
+
+READING = ("data", "expert")     # axes along which ranks read different rows, outer first
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,19 @@ class Topology:
 
     @property
     def data_rank(self) -> int:
-        return self.rank if self.mesh is None else int(self.mesh.get_local_rank("data"))
+        rank = 0
+        for axis, size in self._reading():
+            rank = rank * size + int(self.mesh.get_local_rank(axis))    # type: ignore[union-attr]
+        return self.rank if self.mesh is None else rank
 
     @property
     def data_size(self) -> int:
-        return self.world_size if self.mesh is None else int(self.mesh["data"].size())
+        return self.world_size if self.mesh is None else prod(size for _, size in self._reading())
+
+    def _reading(self) -> list[tuple[str, int]]:
+        mesh = self.mesh
+        return [] if mesh is None else [(axis, int(mesh[axis].size())) for axis in READING
+                                        if axis in (mesh.mesh_dim_names or ())]
 
 
 @runtime_checkable

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fused:
-    """The sorted algorithm, compiled, so that sorting, activation and weighting become few kernels. GPU only."""
+    """forge's own Triton kernels: tokens are gathered inside the matrix products, and never copied. For GPUs."""
 
     pads_experts: ClassVar[bool] = False    # each expert computes its own tokens and no row more
 
     def build(self, width: int, hidden: int, routing: Routing) -> nn.Module:
         from forge.moe_router.experts import by_sorting
-        from forge.moe_router.mixture import CompiledMixture
+        from forge.moe_router.fused_mixture import FusedMixture
 
-        return CompiledMixture(width, hidden, routing, by_sorting)
+        return FusedMixture(width, hidden, routing, by_sorting)

@@ -11,6 +11,7 @@ from torch import Tensor
 from forge.moe_router import Routing
 from forge.moe_router.balance import balance_loss, z_loss
 from forge.moe_router.choice import choose_experts, drop_surplus
+from forge.moe_router.exact import plain_product, split_product
 from forge.moe_router.overflow import reroute
 
 
@@ -32,21 +33,22 @@ class Choice(NamedTuple):
     """Where N = B * T tokens go. Floating-point tensors are float32 (float64 for a float64 model).
 
     experts: [N, top_k] int64, best first; num_experts: dropped. weights: [N, top_k], differentiable.
-    aux: scalar, differentiable. load: see forge.moe_router.MoERouter.
+    aux: scalar, differentiable. load: see forge.moe_router.MoERouter. placement: where a router has placed the choices
+    while it made them, in whichever form it uses.
     """
 
     experts: Tensor
     weights: Tensor
     aux: Tensor
     load: Tensor
+    placement: list[Tensor] | None = None
 
 
 def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing, past: Past,
            training: bool) -> Choice:
     """x: [B, T, width]. valid: [B, T] bool; other tokens are routed too, but count in neither aux nor load."""
     valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
-    noisy = training and routing.jitter > 0
-    logits = _logits(x, gate_weight, routing.jitter if noisy else 0.0)
+    logits = logits_of(x, gate_weight, routing.jitter if training else 0.0)
     scores = _scores(logits, routing)
     keys = _keys(logits, scores, past.bias, routing).detach().flatten(0, 1)
     chosen = choose_experts(keys, routing.top_k, routing.groups, routing.top_groups)
@@ -55,13 +57,19 @@ def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routin
     kept = _kept(used, scores, valid, routing) if training and routing.capacity_factor is not None else used
 
     counts = _counts(chosen, valid, scores)
-    seen = past.seen if training and routing.aux_scope == "global_batch" else None
-    probabilities = scores if routing.score != "sigmoid" else _shares(logits)
-    aux = balance_loss(probabilities, counts, valid, routing, seen) + z_loss(logits, valid, routing)
     load = counts.sum(dim=(0, 1))
     if moves(routing):
         load = torch.stack([load, load if kept is chosen else _counts(kept, valid, scores).sum(dim=(0, 1))])
+    aux = imbalance(logits, chosen, valid, routing, past, training)
     return Choice(kept, weights, aux, load.detach())
+
+
+def imbalance(logits: Tensor, chosen: Tensor, valid: Tensor, routing: Routing, past: Past, training: bool) -> Tensor:
+    """Scalar: what the auxiliary losses come to. logits: [B, T, num_experts]; chosen: [N, top_k]; valid: [B, T]."""
+    seen = past.seen if training and routing.aux_scope == "global_batch" else None
+    probabilities = _shares(logits) if routing.score == "sigmoid" else logits.softmax(dim=-1)
+    counts = _counts(chosen, valid, logits)
+    return balance_loss(probabilities, counts, valid, routing, seen) + z_loss(logits, valid, routing)
 
 
 def reroutes(routing: Routing) -> bool:
@@ -74,14 +82,14 @@ def moves(routing: Routing) -> bool:
     return reroutes(routing) or routing.capacity_factor is not None
 
 
-def _logits(x: Tensor, gate_weight: Tensor, jitter: float) -> Tensor:
+def logits_of(x: Tensor, gate_weight: Tensor, jitter: float) -> Tensor:
     """[B, T, num_experts], computed in float32 also under autocast: bfloat16 would tie and swap close experts."""
     with torch.autocast(x.device.type, enabled=False):
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        x = x.to(dtype)
         if jitter > 0:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
             x = x * (1 + jitter * (2 * torch.rand_like(x) - 1))
-        return F.linear(x, gate_weight.to(dtype))
+        splits = x.is_cuda and x.dtype == torch.bfloat16 and gate_weight.dtype in (torch.bfloat16, torch.float32)
+        return (split_product if splits else plain_product)(x, gate_weight)
 
 
 def _scores(logits: Tensor, routing: Routing) -> Tensor:

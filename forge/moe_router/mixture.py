@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.moe_router import Routing
-from forge.moe_router.gate import Past, choose
-from forge.notes import say
+from forge.moe_router.gate import Choice, Past, choose
 
 Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
+Start = Callable[[Execute, Tensor, Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]
 
 
 class SharedExpert(nn.Module):
@@ -31,8 +31,13 @@ class SharedExpert(nn.Module):
 
 
 class Mixture(nn.Module):
-    """SwiGLU experts: see forge.moe_router.MoERouter.build. `execute` decides how they are computed."""
+    """SwiGLU experts: see forge.moe_router.MoERouter.build. `execute` decides how they are computed.
 
+    start(execute, tokens, experts, weights, gate_up, down): begins what `execute` computes of these, and returns what
+    ends it. Between the two is time for what needs no routed expert. Replaced where the experts are on other ranks.
+    """
+
+    start: Start
     bias: Tensor
     average: Tensor
     updates: Tensor
@@ -44,7 +49,7 @@ class Mixture(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
         self.shared = SharedExpert(width, routing.shared_hidden) if routing.shared_hidden else None
-        self.routing, self.execute = routing, execute
+        self.routing, self.execute, self.start = routing, execute, partial      # which does all of it at the end
         for weight in (self.gate_up, self.down):
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)   # until the model draws its own
         for name in Past._fields:
@@ -53,14 +58,29 @@ class Mixture(nn.Module):
             self.register_buffer(name, value, persistent=name != "seen")    # which is empty between two updates
 
     def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        past = Past(*(getattr(self, name) for name in Past._fields))
-        choice = choose(x, valid, self.gate.weight, self.routing, past, self.training)
-        dtype = _compute_dtype(x, self.gate_up)
+        choice = self.choose(x, valid)
+        dtype = self.compute_dtype(x)
         tokens = x.flatten(0, 1).to(dtype)
-        y = self.execute(tokens, choice.experts, choice.weights, self.gate_up.to(dtype), self.down.to(dtype)).view_as(x)
-        if self.shared is not None:
-            y = y + self.shared(x)
-        return y, choice.aux, choice.load
+        finish = self.start(self.execute_for(choice), tokens, choice.experts, choice.weights, self.gate_up.to(dtype),
+                            self.down.to(dtype))
+        shared = None if self.shared is None else self.shared(x)
+        y = finish().view_as(x)
+        return y if shared is None else y + shared, choice.aux, choice.load
+
+    def choose(self, x: Tensor, valid: Tensor | None) -> Choice:
+        return choose(x, valid, self.gate.weight, self.routing, self.past(), self.training)
+
+    def execute_for(self, choice: Choice) -> Execute:
+        return self.execute
+
+    def compute_dtype(self, x: Tensor) -> torch.dtype:
+        """What autocast would choose for a matrix product; it does not know the grouped one."""
+        if torch.is_autocast_enabled(x.device.type):
+            return torch.get_autocast_dtype(x.device.type)
+        return self.gate_up.dtype
+
+    def past(self) -> Past:
+        return Past(*(getattr(self, name) for name in Past._fields))
 
     @torch.no_grad()
     def remember(self, load: Tensor) -> None:
@@ -98,31 +118,3 @@ class Mixture(nn.Module):
         for name in Past._fields[:3]:
             state_dict.setdefault(prefix + name, getattr(self, name).clone())
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class CompiledMixture(Mixture):
-    """Compiled into few kernels on a GPU, where no graph around it does so already."""
-
-    def forward(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        if _can_compile(x.device.type) and not torch.compiler.is_compiling():
-            return _compiled()(self, x, valid)
-        return super().forward(x, valid)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _can_compile(device_type: str) -> bool:
-    if device_type != "cuda":
-        say(f"moe_router=fused has kernels for a GPU only: on {device_type} it computes what moe_router=sorted does.")
-    return device_type == "cuda"
-
-
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return torch.compile(Mixture.forward)
-
-
-def _compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """What autocast would choose for a matrix product; it does not know the grouped one."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return weight.dtype

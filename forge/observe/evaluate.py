@@ -58,16 +58,20 @@ class Judge:
         return loss / max(targets, 1.0), int(targets)
 
     def batches(self, most: int | None, progress: bool = False) -> Iterator[Batch]:
-        """This rank's, on the host."""
+        """This rank's, on the host: as many as every rank's, since a model may be spread over them. A rank whose rows
+        are used up passes one that does not count."""
         return (self._batch(indices) for indices in _shown(self._shares()[:most], progress))
 
     def _shares(self) -> list[list[int]]:
         """The rows of this rank, cut into batches."""
         mine = range(self.topology.data_rank, len(self.plan), self.topology.data_size)
-        return [list(mine[first:first + self.rows]) for first in range(0, len(mine), self.rows)]
+        number = -(-len(self.plan) // (self.topology.data_size * self.rows))
+        return [list(mine[turn * self.rows:(turn + 1) * self.rows]) for turn in range(number)]
 
     def _batch(self, indices: list[int]) -> Batch:
-        tensors = self.config.batching.collate([self.plan[index][0] for index in indices], self.source)
+        tensors = self.config.batching.collate([self.plan[index][0] for index in indices or [0]], self.source)
+        if not indices:
+            tensors["targets"].fill_(IGNORED)
         return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), self.config.seed)
 
 

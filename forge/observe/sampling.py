@@ -17,10 +17,12 @@ def continue_text(model: nn.Module, config: Config, device: torch.device, prompt
                   temperature: float, top_k: int, seed: int) -> str:
     """`prompt` and up to `length` tokens after it, drawn from the model; temperature 0 takes the likeliest.
 
-    It stops early where the model ends the document. The global random state is left as it is.
+    It stops early where the model ends the document. The global random state is left as it is. All ranks call it,
+    since the model may be spread over them, and go on with what the first one draws.
     """
     import torch
 
+    from forge.agreement import of_first
     from forge.batch import Batch
     from forge.data.tokenizer import open_tokenizer
     from forge.observe.evaluate import as_in_evaluation
@@ -34,7 +36,7 @@ def continue_text(model: nn.Module, config: Config, device: torch.device, prompt
         for _ in range(length):
             seen = torch.tensor([tokens[-config.sequence_length:]], device=device)
             logits = model.logits(Batch({"tokens": seen}, 0, seed))[0, -1].float().cpu()     # type: ignore[operator]
-            token = _draw(logits[:tokenizer.vocab_size], temperature, top_k, draws)
+            token = of_first(_draw(logits[:tokenizer.vocab_size], temperature, top_k, draws), device)
             if token == tokenizer.end:
                 break
             tokens.append(token)

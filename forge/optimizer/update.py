@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forge.errors import ConfigError
 from forge.optimizer import Outcome
+from forge.parallel.spread import with_all_slices
 from forge.precision import Precision
 from forge.schedule import Schedule
 
@@ -35,9 +36,11 @@ class GradientUpdate:
         self.inside = bool(optimizer.defaults.get("fused"))                     # unscales and skips in its kernel
 
     def __call__(self) -> Outcome:
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        trained = [parameter for parameter in self.parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
         wide = torch.promote_types(gradients[0].dtype, torch.float32)       # float64 cannot be narrowed in the sum
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, wide)).float()) / self.scale
+        norms = with_all_slices(trained, torch._foreach_norm(gradients, 2, wide))
+        norm = torch.linalg.vector_norm(norms.float()) / self.scale
         finite = norm.isfinite()
         lr = self.lr * self.schedule(self.step, self.steps)
         for group in self.optimizer.param_groups:

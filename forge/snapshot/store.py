@@ -10,19 +10,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial as given
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from forge.agreement import all_agree
 from forge.errors import ConfigError, ForgeError, UnreadableError, UnusableEnvironment
 from forge.hardware import Topology
 from forge.snapshot.folder import FORMAT, MANIFEST, VERSION, read_manifest, snapshot_path
+from forge.snapshot.tensors import Entry, entries, read_tensors, write_tensors
 from forge.state import RunState, Stateful
+
+if TYPE_CHECKING:
+    from forge.parallel.spread import Spread
+
+WHOLE: Mapping[str, Spread] = {}        # every rank holds all of everything
 
 
 def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str, Any], topology: Topology) -> Path:
@@ -35,9 +42,9 @@ def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str
     partial = final.with_name(f".{final.name}.partial")
     trouble = _attempt(lambda: _fresh(partial), run_dir) if topology.is_first else None
     _together(trouble, partial, topology)
-    parts = {**(state.shared if topology.is_first else {}),
-             **{f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}}
-    _together(_attempt(lambda: _write_parts(partial, parts), run_dir), partial, topology)
+    own = {f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}
+    trouble = _write_shared(partial, state, run_dir, topology)
+    _together(trouble or _attempt(lambda: _write_own(partial, own), run_dir), partial, topology)
     if topology.is_first:
         trouble = _attempt(lambda: _publish(partial, final, step, identity, topology.world_size), run_dir)
     _together(trouble, partial, topology)
@@ -57,16 +64,16 @@ def read_snapshot(path: Path, state: RunState, identity: dict[str, Any], topolog
             raise ConfigError(f"resume={path}: the run was at a position in the data that belongs to {key}={saved}, "
                               f"and now {key}={value}. Set it back, or start again with from=.")
     for name, part in state.shared.items():
-        load_part(path, name, part)
+        load_part(path, name, part, state.spread)
     for name, part in state.own.items():
         mine = f"{name}_{topology.rank:05d}"
         if topology.rank < manifest.get("world_size", 0):   # a new rank, in a larger world, starts with its own
             load_part(path, mine, part)
 
 
-def load_part(path: Path, name: str, part: Any) -> None:
+def load_part(path: Path, name: str, part: Any, spread: Mapping[str, Spread] = WHOLE) -> None:
     """Load one file of a snapshot into what it was saved from. Raises ConfigError where it does not fit."""
-    values = read_part(path / f"{name}.safetensors")
+    values = read_part(path / f"{name}.safetensors", spread)
     try:
         part.load_state_dict(values)
     except ForgeError:
@@ -75,14 +82,14 @@ def load_part(path: Path, name: str, part: Any) -> None:
         raise ConfigError(f"{path} is the snapshot of another {name}: {_first_difference(str(error))}") from None
 
 
-def read_part(file: Path) -> dict[str, Any]:
-    """The tensors and values of one file, on the CPU. Raises UnreadableError."""
+def read_part(file: Path, spread: Mapping[str, Spread] = WHOLE) -> dict[str, Any]:
+    """The tensors and values of one file, on the CPU; of what is spread this rank's slice. Raises UnreadableError."""
     try:
-        with safe_open(file, "pt") as opened:
-            values = json.loads((opened.metadata() or {}).get("values", "{}"))
-            if not isinstance(values, dict):
-                raise ValueError("its values are no mapping")
-            return values | {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(file, spread)
+        values = json.loads(metadata.get("values", "{}"))
+        if not isinstance(values, dict):
+            raise ValueError("its values are no mapping")
+        return values | tensors
     except (SafetensorError, OSError, ValueError) as error:
         raise UnreadableError(f"{file} is not a whole safetensors file: {error}") from None
 
@@ -103,22 +110,40 @@ def _fresh(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _write_parts(folder: Path, parts: dict[str, Stateful]) -> None:
+def _write_shared(folder: Path, state: RunState, run_dir: Path, topology: Topology) -> ForgeError | None:
+    """What all ranks share is written by the first, which gathers what is spread from the ranks of its axis. They
+    send all they have, so it takes all, even after it could not write."""
+    trouble: ForgeError | None = None
+    helps = any(spread.axis_has_first for spread in state.spread.values())
+    for name, part in state.shared.items() if topology.is_first or helps else ():
+        values = part.state_dict()
+        listed = entries(values, state.spread)
+        if not topology.is_first:
+            listed = [entry for entry in listed if entry.spread is not None]
+        wholes = (entry.whole() for entry in listed)
+        if topology.is_first and trouble is None:
+            trouble = _attempt(given(_write_part, folder / f"{name}.safetensors", values, listed, wholes), run_dir)
+        deque(wholes, maxlen=0)
+    return trouble
+
+
+def _write_own(folder: Path, parts: dict[str, Stateful]) -> None:
     for name, part in parts.items():
-        _write_part(folder / f"{name}.safetensors", part.state_dict())
+        values = part.state_dict()
+        listed = entries(values, WHOLE)
+        _write_part(folder / f"{name}.safetensors", values, listed, (entry.whole() for entry in listed))
 
 
-def _write_part(file: Path, values: dict[str, Any]) -> None:
-    tensors = {key: value.detach().cpu().contiguous() for key, value in values.items() if isinstance(value, Tensor)}
+def _write_part(file: Path, values: dict[str, Any], listed: list[Entry], wholes: Iterator[Tensor]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
-    needed = sum(tensor.nbytes for tensor in tensors.values())
+    needed = sum(entry.nbytes for entry in listed)
     free = shutil.disk_usage(file.parent).free
     if free < needed:
         raise UnusableEnvironment(_full(file, f"{needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free"))
-    save_file(tensors, file, metadata={"values": json.dumps(plain)})
+    write_tensors(file, listed, wholes, {"values": json.dumps(plain)})
     _sync(file)
     with safe_open(file, "pt") as opened:       # a file system that lies about a full disk is found out here
-        if set(opened.keys()) != set(tensors):
+        if set(opened.keys()) != {entry.name for entry in listed}:
             raise UnusableEnvironment(_full(file, "what was written cannot be read back"))
 
 

@@ -17,6 +17,7 @@ from forge.build import build
 from forge.config import Config, option_of
 from forge.evaluation.none import NoEvaluation
 from forge.optimizer import Outcome
+from forge.parallel.spread import gathered, mine_of, whole_shape
 from forge.precision import Precision
 from forge.precision.fp32 import FP32
 from forge.snapshot.none import NoSnapshot
@@ -72,17 +73,19 @@ def start_from(model: nn.Module, path: Path, topology: Topology) -> list[str]:
     """Write the weights that all sides start from, where nobody has; or say in what this model's differ from them.
     All ranks call it."""
     own = dict(model.named_parameters())
-    if topology.is_first and not path.exists():     # every rank has drawn the same
-        partial = path.with_suffix(".partial")
-        save_file({name: weight.detach().float().cpu().contiguous() for name, weight in own.items()}, partial)
-        partial.replace(path)
-    all_agree(True, topology)                       # the file is there
+    if not all_agree(not topology.is_first or path.exists(), topology):     # every rank has drawn the same
+        drawn = {name: gathered(weight, weight).float().contiguous() for name, weight in own.items()}
+        if topology.is_first:
+            partial = path.with_suffix(".partial")
+            save_file(drawn, partial)
+            partial.replace(path)
+        all_agree(True, topology)                   # the file is there
     with safe_open(path, "pt") as file:
         theirs = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}     # noqa: SIM118
     odd = [f"{name} is the baseline's alone" for name in theirs.keys() - own.keys()]
     odd += [f"{name} is the candidate's alone" for name in own.keys() - theirs.keys()]
-    odd += [f"{name} is {list(theirs[name])} in the baseline and {list(own[name].shape)} in the candidate"
-            for name in own.keys() & theirs.keys() if theirs[name] != tuple(own[name].shape)]
+    odd += [f"{name} is {list(theirs[name])} in the baseline and {list(whole_shape(own[name]))} in the candidate"
+            for name in own.keys() & theirs.keys() if theirs[name] != tuple(whole_shape(own[name]))]
     return sorted(odd)
 
 
@@ -98,14 +101,15 @@ class Weights:
     def as_given(self) -> None:
         with torch.no_grad(), safe_open(self.path, "pt") as file:
             for name, weight in self.model.named_parameters():
-                weight.copy_(file.get_tensor(name))
+                weight.copy_(mine_of(weight, file.get_tensor(name)))
 
     def put(self, update: int) -> None:
         gates = self._gates() if self.tied(update) else set()
         with torch.no_grad(), safe_open(self.path, "pt") as file:
             for name, weight in self.model.named_parameters():
                 given = file.get_tensor(name)
-                weight.copy_(given * 0 if name in gates else given if update % 2 else enlarged(given))
+                value = given * 0 if name in gates else given if update % 2 else enlarged(given)
+                weight.copy_(mine_of(weight, value))
 
     def tied(self, update: int) -> bool:
         return bool(update % 2 and self._gates())
@@ -156,8 +160,8 @@ class Captured:
     def _gradients(self, scale: float) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.model.named_parameters():
             if weight.grad is not None:
-                own = weight.grad.detach()
-                yield name, (own if scale == 1 else own.double() / scale).cpu().contiguous().clone()
+                own = gathered(weight, weight.grad)
+                yield name, (own if scale == 1 else own.double() / scale).contiguous().clone()
 
     def state_dict(self) -> dict[str, Any]:
         return self.own.state_dict()

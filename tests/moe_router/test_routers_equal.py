@@ -135,8 +135,8 @@ def test_fused_says_once_that_it_is_sorted_here(caplog, monkeypatch):
     monkeypatch.setattr(notes, "_said", set())
     for _ in range(2):
         _results(Fused(), _routing(2), _x(), None)
-    assert caplog.messages == ["moe_router=fused has kernels for a GPU only: on cpu it computes what "
-                               "moe_router=sorted does."]
+    assert caplog.messages == ["moe_router=fused has kernels for NVIDIA GPUs since Volta only: this run takes "
+                               "moe_router=sorted, which computes the same."]
 
 
 SETTINGS = {
