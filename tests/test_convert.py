@@ -56,7 +56,7 @@ def test_a_snapshot_can_be_named(run_dir, tmp_path):
     assert (tmp_path / "f/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe", "dots1", "deepseek_v3"])
 def test_there_and_back_keeps_every_bit_and_the_tokenizer(name, tmp_path):
     decoder = replace(SMALL[name], vocab_size=300)
     wanted = _folder(decoder, tmp_path / "f")

@@ -31,6 +31,8 @@ PLAYED = {
     "model.routing.bias_rate": "model.routing.balance=bias",
     **dict.fromkeys((f"model.routing.{name}" for name in ("threshold", "load_decay", "balance_from", "balance_ramp")),
                     "model.routing.balance=overflow")}
+# What latent attention knows not: other values than none are refused with it, see Decoder.problems.
+WITHOUT_LATENT = {"model.qk_norm", "model.clip_qkv"}
 LINE = ["steps=3", "evaluation=heldout", "evaluation.every=1", "snapshot=inline", "tracker=[console,tensorboard]",
         "data.heldout=null"]
 RUNS = {
@@ -40,6 +42,8 @@ RUNS = {
                "operators=handwritten", "parallel=expert", "parallel.size=1"],
     "eight": ["model.routing.balance=overflow", "precision=fp8", "optimizer=lars", "hardware.garbage=frozen"],
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
+    "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",
+               "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
 }
@@ -84,4 +88,6 @@ def test_a_run_reads_every_setting(words, shards, tmp_path, monkeypatch):
     assert run.code == 0, run.err
     unread = {name for name, cls, field in found if (cls, field) not in reads}
     unplayed = {name for name, word in PLAYED.items() if word not in words}
+    if any(word.startswith("model.latent=") for word in words):
+        unplayed |= WITHOUT_LATENT
     assert unread == (ELSEWHERE.keys() | unplayed) & {name for name, _, _ in found}

@@ -37,7 +37,7 @@ class Driver:
 
     def turn(self, settle: int, steps: int) -> dict[str, Any]:
         """`settle` updates that do not count, then `steps` that do; the fields of forge.bench.turns.Turn."""
-        before, disturbed, begun = len(self.run.phases.lengths), _counters(), time.perf_counter()
+        before, disturbed, begun = len(self.run.phases.lengths), counters(), time.perf_counter()
         self._take(settle)
         tokens = self._take(steps)
         self.run.phases.rest()
@@ -48,7 +48,7 @@ class Driver:
                 phases[phase] = phases.get(phase, 0.0) + ms
         return {"lengths": lengths[settle:], "settling": lengths[:settle], "tokens": float(tokens), "phases": phases,
                 "wall_seconds": time.perf_counter() - begun, "peak_memory": self._peak_memory(),
-                "disturbances": [f"{now - disturbed[name]:g} {name}" for name, now in _counters().items()
+                "disturbances": [f"{now - disturbed[name]:g} {name}" for name, now in counters().items()
                                  if now > disturbed[name]]}
 
     def untold(self, settle: int, steps: int, telemetry: bool) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Driver:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _counters() -> dict[str, float]:
+def counters() -> dict[str, float]:
     """What makes a turn say nothing, counted since the process began."""
     counted = {"recompilations": 0.0, "allocations that had to be retried": 0.0}
     if "torch._dynamo.utils" in sys.modules:

@@ -137,7 +137,7 @@ def _together(both: Result) -> str:
 
 
 def tables(result: Result) -> list[Table]:
-    makers: dict[str, Callable[[Result], list[Table]]] = {"telemetry": _telemetry, "micro": _micro}
+    makers: dict[str, Callable[[Result], list[Table]]] = {"telemetry": _telemetry, "micro": _micro, "experts": _micro}
     return [table for table in makers.get(result["mode"], _compared)(result) if table[1]]
 
 
@@ -177,7 +177,7 @@ def _telemetry(result: Result) -> list[Table]:
 
 
 def _micro(result: Result) -> list[Table]:
-    """One table a family."""
+    """One table a family, or a shape."""
     made = []
     for family in dict.fromkeys(row["family"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["family"] == family]

@@ -29,7 +29,7 @@ class Forward:
 
     projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
     up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
-    dense_down: of `down`, the part behind which no weights of experts stand.
+    dense_down: of `down`, the part in blocks without experts.
     head: logits. scores_per_key, values_per_key: product with a key, and its share of the weighted sum of values, for
         each key that a token looks at.
     layers: of the model. routed: the feed-forward is a mixture of experts, in blocks without dense_layers of them.
@@ -69,7 +69,7 @@ def forward_of(decoder: Decoder) -> Forward:
         projections=decoder.layers * _projections(decoder),
         gate=0.0 if routing is None else product * routed * routing.num_experts,
         up=product * ups * (dense_hidden + chosen + shared),
-        down=product * (dense_hidden + chosen + shared), dense_down=product * (dense_hidden + shared),
+        down=product * (dense_hidden + chosen + shared), dense_down=product * dense_hidden,
         head=product * decoder.vocab_size,
         scores_per_key=2.0 * keys, values_per_key=2.0 * decoder.layers * _values(decoder),
         layers=decoder.layers, dense_layers=dense, routed=routing is not None)
@@ -120,7 +120,7 @@ class Execution:
     share_again: of the blocks, how many run forward twice (checkpointing).
     products_again, attention_again: whether those blocks repeat products with weights, and attention.
     down_again: whether they repeat the last product of a dense feed-forward too. Backward needs its result only where
-        something behind it does: dropout.
+        something behind it does: dropout. Behind that of experts are their weights, and of a shared one the experts.
     """
 
     computed_keys: float

@@ -53,7 +53,7 @@ class LatentAttention(nn.Module):
 
     def _heads(self, rows: Tensor) -> Tensor:
         """[B, T, heads * n] -> [B, heads, T, n]"""
-        return rows.unflatten(-1, (self.decoder.heads, -1)).transpose(1, 2)
+        return rows.unflatten(-1, (self.decoder.heads, -1)).transpose(1, 2)     # type: ignore[no-any-return]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, plan: Any) -> Tensor:
         """Values as wide as keys, with zeros, for an option whose kernels know one width only."""
@@ -61,4 +61,5 @@ class LatentAttention(nn.Module):
         if self.narrow:
             return self.attend(q, k, v, plan, dropout)
         padded = F.pad(v, (0, self.decoder.head_width - self.latent.value_width))
-        return self.attend(q, k, padded, plan, dropout)[..., : self.latent.value_width]
+        heads: Tensor = self.attend(q, k, padded, plan, dropout)
+        return heads[..., : self.latent.value_width]

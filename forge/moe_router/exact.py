@@ -1,8 +1,8 @@
 """The gate's product in float32, from bfloat16 products on tensor cores: as exact, and several times faster.
 
 A float32 number is the sum of three bfloat16 numbers, exactly (24 bits of significand, 8 in each); a product of two
-bfloat16 numbers is exact in float32, in which tensor cores add. So x @ W^T of bfloat16 x and float32 W is three products,
-computed as one. (The splitting: Henry, Tang & Heinecke 2019, arXiv 1904.06376.)
+bfloat16 numbers is exact in float32, in which tensor cores add. So x @ W^T of bfloat16 x and float32 W is three
+products, computed as one. (The splitting: Henry, Tang & Heinecke 2019, arXiv 1904.06376.)
 """
 
 from __future__ import annotations
