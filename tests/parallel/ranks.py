@@ -3,10 +3,14 @@
 import multiprocessing
 import os
 import pickle
+import sys
 import tempfile
 from datetime import timedelta
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from conftest import TINY, Finished, composed
 
@@ -14,7 +18,7 @@ import forge.worker
 from forge.stopping import Stopping
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["ranks", "forge.build"])
+CONTEXT.set_forkserver_preload(["ranks", "forge.build", "torch._dynamo"])
 SECONDS = 60            # in which a rank that hangs is given up
 
 
@@ -37,7 +41,16 @@ def train_at_ranks(run_dir: Path, world: int, *overrides: str, resume: Path | No
     return Finished(max(map(int, codes)), "", said, run_dir)
 
 
+@cache
+def _serve() -> None:
+    """Start the server with this process's path, which it does not ask for before Python 3.12."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
+
+
 def _each(world: int, function, *arguments) -> list:
+    _serve()
     with tempfile.TemporaryDirectory() as meeting:
         ends = [CONTEXT.Pipe(duplex=False) for _ in range(world)]
         workers = [CONTEXT.Process(target=_start, args=(rank, world, f"{meeting}/store", end, function, arguments))

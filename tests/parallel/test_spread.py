@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks import at_ranks
+from ranks import SECONDS, at_ranks
 from routings import routing
 from tiny import tiny_batch, tiny_model
 
@@ -133,6 +133,15 @@ def far_and_near(execute):
 def test_experts_elsewhere_are_the_experts_at_home(execute):
     for differences in at_ranks(3, far_and_near, execute):
         assert max(differences) < 1e-12
+
+
+def timeouts():
+    mesh = ExpertParallel(2).mesh("cpu", 4)
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in mesh.get_all_groups()]
+
+
+def test_groups_wait_as_long_as_all_ranks_do():
+    assert at_ranks(4, timeouts) == [[SECONDS, SECONDS]] * 4
 
 
 def order_of_events():
