@@ -277,6 +277,26 @@ def test_inside_a_compiled_graph():
 
 
 @interpreted
+def test_choices_that_came_from_other_ranks_are_placed_where_they_came(tmp_path):
+    from forge.parallel.exchange import Exchange
+
+    x = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = []
+        for start in (None, Exchange(torch.distributed.group.WORLD)):
+            mixture = fused()
+            mixture.start = start or mixture.start
+            y, aux, _ = mixture(x, None)
+            (y.square().sum() + aux).backward()
+            found.append([y.detach(), *(p.grad for p in mixture.parameters())])
+    finally:
+        torch.distributed.destroy_process_group()
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, 32)
+
+
+@interpreted
 def test_a_recomputation_chooses_nothing_again(monkeypatch):
     from forge.checkpointing.recompute import Recomputed, recompute
     from forge.kernels import placement
