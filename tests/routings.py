@@ -14,7 +14,7 @@ def routing(**changes):
 
 def past(how, **known):
     """What a mixture remembers: nothing, but for what is named."""
-    from forge.moe_router.gate import Past      # which registers what decides
+    from forge.moe_router.gate import Past  # which registers what decides
 
     zeros = torch.zeros(how.num_experts)
     return Past(**{"bias": zeros, "average": zeros, "updates": torch.zeros(()), "seen": zeros, **known})
