@@ -14,6 +14,8 @@ from forge.config import conf_dir, option_of
 from forge.moe_router import MoERouter
 from forge.moe_router.loop import Loop
 
+WARM = 100          # updates
+
 OPTIONS = sorted(path.stem for path in Path(conf_dir(), "moe_router").glob("*.yaml") if path.stem != "loop")
 
 
@@ -24,7 +26,9 @@ def option(name):
 
 
 class Case(NamedTuple):
-    """aimed: every token chooses the experts with the highest ids."""
+    """aimed: every token chooses the experts with the highest ids. biased: the choice sees biases. wide_gate: in
+    bfloat16 too the gate's weights are float32, and need it, as those of a run under autocast. how: settings of
+    routing, (name, value) each."""
 
     tokens: int
     top_k: int
@@ -32,12 +36,17 @@ class Case(NamedTuple):
     width: int
     hidden: int
     aimed: bool = False
-    capacity: float | None = None
+    biased: bool = False
+    wide_gate: bool = False
+    how: tuple[tuple[str, object], ...] = ()
 
     @property
     def routing(self):
-        return routing(num_experts=self.experts, top_k=self.top_k, normalize=True, aux_loss=0.3, aux_scope="sequence",
-                       z_loss=0.1, capacity_factor=self.capacity)
+        return routing(**{"num_experts": self.experts, "top_k": self.top_k, "normalize": True, "aux_loss": 0.3,
+                          "aux_scope": "sequence", "z_loss": 0.1, **dict(self.how)})
+
+    def by(self, **how):
+        return self._replace(how=tuple(how.items()))
 
 
 def mixture(router, case, device, dtype):
@@ -45,11 +54,18 @@ def mixture(router, case, device, dtype):
     drawn = torch.Generator().manual_seed(5)
     made = router.build(case.width, case.hidden, case.routing)
     gate = torch.randint(-8, 9, made.gate.weight.shape, generator=drawn) / 32
+    # Up to 2**12, by a token's up to 2**3: a float32 holds the sum of 512 such products, whatever the order.
+    wide = torch.randint(-4096, 4097, made.gate.weight.shape, generator=drawn) / 2**14
     with torch.no_grad():
         for weight in (made.gate_up, made.down):
             weight.copy_(torch.randn(weight.shape, generator=drawn).bfloat16().float() * weight.shape[-1] ** -0.5)
         made.gate.weight.copy_(torch.arange(case.experts)[:, None] / 32 if case.aimed else gate)
-    return made.bfloat16().to(device, dtype)
+        made.bias.copy_(torch.randint(-16, 17, made.bias.shape, generator=drawn) / 128 * case.biased)
+        made.updates.fill_(WARM)        # what begins by and by has begun
+    made.bfloat16().to(device, dtype)
+    if case.wide_gate:
+        made.gate.weight = torch.nn.Parameter(wide.to(device))
+    return made
 
 
 def inputs(case, device, dtype):

@@ -16,8 +16,11 @@ from forge.moe_router.mixture import Mixture
 from forge.moe_router.sorted import Sorted
 
 HERE = [name for name in OPTIONS if name != "sonic"]        # which runs on a GPU only
+SMALL = Case(17, 4, 16, 24, 8)
 CASES = [Case(1, 1, 1, 16, 8), Case(1, 8, 32, 24, 8), Case(17, 3, 5, 20, 12), Case(65, 2, 8, 16, 8, aimed=True),
-         Case(65, 2, 8, 16, 8, capacity=1.0)]
+         Case(65, 2, 8, 16, 8).by(capacity_factor=1.0), SMALL.by(balance="overflow", threshold=1.25),
+         SMALL._replace(biased=True).by(score="sigmoid", scale=2.5), SMALL._replace(wide_gate=True),
+         SMALL._replace(biased=True).by(score="softmax_of_chosen"), SMALL.by(groups=4, top_groups=2)]
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -28,13 +31,28 @@ def test_the_cases_hold(name, case):
     assert_no_memory_is_read_before_it_is_written(option(name), case, "cpu", torch.float32)
 
 
-def test_logits_are_exact():
+@pytest.mark.parametrize("wide", [False, True])
+def test_logits_are_exact(wide):
     """In float32 as in float64: no order of summation changes a choice."""
-    case = Case(300, 2, 64, 200, 8)
+    case = Case(300, 2, 64, 200, 8, wide_gate=wide)
     made, (x, _, _) = mixture(Sorted(), case, "cpu", torch.float32), inputs(case, "cpu", torch.float32)
     logits = x @ made.gate.weight.T
     assert torch.equal(logits.double(), x.double() @ made.gate.weight.double().T)
-    assert logits.std() > 1 and len(logits.unique()) < logits.numel() / 10, "there are ties"
+    assert logits.std() > 1 and (wide or len(logits.unique()) < logits.numel() / 10), "there are ties"
+    assert torch.equal(made.gate.weight, made.gate.weight.bfloat16().float()) != wide, "of more than bfloat16's bits"
+
+
+def test_cases_have_the_effect_that_is_named():
+    """Choices move, biases decide, and experts are left out by group."""
+    def load(case):
+        return mixture(Sorted(), case, "cpu", torch.float32)(*inputs(case, "cpu", torch.float32)[:2])[2]
+
+    for case in (SMALL.by(balance="overflow", threshold=1.25), SMALL.by(capacity_factor=0.75)):
+        chosen, computed = load(case)
+        assert not torch.equal(chosen, computed)
+    plain = load(SMALL)
+    for case in (SMALL._replace(biased=True).by(score="sigmoid"), SMALL.by(groups=4, top_groups=2)):
+        assert not torch.equal(load(case), plain), case
 
 
 class Wrong:
