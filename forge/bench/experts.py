@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge.config import conf_dir
 from forge.errors import ConfigError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # What is measured beside the options of moe_router: see forge.bench.probes.contenders.
 WAYS = ("dense", "grouped_only", "grouped_kernels", "sorted_compiled", "torchtitan_way", "hf_way", "sonic_way")
+MEASURED = ("gate", "aux_loss", "z_loss", "square_size", "copy_mb", "loop_rows", "skew", "tolerance", "blocks", "spare",
+            "calls", "seconds")         # what the process of a shape is told
 SHAPE = ("tokens", "width", "hidden", "experts", "top_k")
 
 
@@ -23,6 +25,8 @@ SHAPE = ("tokens", "width", "hidden", "experts", "top_k")
 class Experts:
     """shapes: [tokens, width, hidden, experts, top_k] of each layer. contenders: options of moe_router and WAYS.
 
+    gate: number format of the gate's weights. aux_loss, z_loss: weights of the losses of the column `losses`.
+    square_size, copy_mb: of the product and the copy whose rates make the floor.
     loop_rows: tokens times top_k beyond which moe_router=loop is left out. skew: see conf/bench/experts.yaml.
     tolerance: of the distance to the plain algorithm in float32, in roundings of the number format.
     blocks, spare: as of other benches, with every contender in each block. calls, seconds: of a turn, at least and
@@ -31,6 +35,11 @@ class Experts:
 
     shapes: list[list[int]]
     contenders: list[str]
+    gate: Literal["float32", "bfloat16"]
+    aux_loss: float
+    z_loss: float
+    square_size: int
+    copy_mb: int
     loop_rows: int
     skew: float | None
     tolerance: float
@@ -44,7 +53,8 @@ class Experts:
     def problems(self) -> Iterator[str]:
         for shape in self.shapes:
             yield from _shape_problems(shape)
-        for name, least in (("blocks", 2), ("spare", 0), ("calls", 1), ("loop_rows", 0)):
+        for name, least in (("blocks", 2), ("spare", 0), ("calls", 1), ("loop_rows", 0), ("square_size", 1),
+                            ("copy_mb", 1), ("aux_loss", 0), ("z_loss", 0)):
             if getattr(self, name) < least:
                 yield f"bench.{name}={getattr(self, name)}: at least {least} is wanted."
         for name in ("seconds", "patience", "tolerance"):
@@ -100,8 +110,7 @@ class Experts:
         arm = session.start(trial, self.patience, self.cold)
         try:
             session.progress.tell(_named(shape), "measuring")
-            settings = {name: getattr(self, name) for name in ("loop_rows", "skew", "tolerance", "blocks", "spare",
-                                                               "calls", "seconds")}
+            settings = {name: getattr(self, name) for name in MEASURED}
             usable = {name: str(option.folder) for name, option in options.items() if option.problem is None}
             asked = [name for name in self.contenders if name in usable or name not in options]
             with session.record.watched():

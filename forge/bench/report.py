@@ -82,6 +82,9 @@ def head(result: Result) -> list[str]:
     if device:
         name = device["name"] or f"{result['processor']} ({device['threads']} threads)"
         lines.append(f"{device['count']} x {name}, torch {result['versions']['torch']}")
+    if result["mode"] == "experts":
+        losses = ", ".join(f"{name}={result['settings'][name]:g}" for name in ("aux_loss", "z_loss"))
+        lines.append(f"The gate's weights are {result['settings']['gate']}; the column losses is of {losses}")
     if result["mode"] in ("ablation", "path", "aa"):
         lines.append(f"Noise floor (A/A) {percent(result.get('floor'), sign=False)}; smallest gain this run can prove "
                      f"{percent(result.get('smallest_provable_gain'), sign=False)}")

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.moe_router.experts import by_sorting
+from forge.moe_router.sonic import INSTALL, MISSING, PACKAGE
 
-PACKAGE, INSTALL = "sonicmoe", "docs/options/moe_router.md says how"
 HOPPER = (9, 0)
 FORMATS = (torch.bfloat16, torch.float16)
 
@@ -50,8 +50,7 @@ def by_sonic(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, 
 def _package() -> tuple[Any, Any]:
     """(its function, its name for SwiGLU)."""
     if find_spec(PACKAGE) is None:
-        raise UnusableEnvironment(f"moe_router=sonic needs the package sonic-moe, which is not installed: {INSTALL}. "
-                                  f"Without it, take moe_router=fused.")
+        raise UnusableEnvironment(MISSING)
     try:
         compute = import_module(PACKAGE).moe_general_routing_inputs
         swiglu = import_module(f"{PACKAGE}.enums").ActivationType.SWIGLU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from forge.moe_router import Routing
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from forge.config import Config
+
+PACKAGE, INSTALL = "sonicmoe", "docs/options/moe_router.md says how"
+MISSING = (f"moe_router=sonic needs the package sonic-moe, which is not installed: {INSTALL}. Without it, take "
+           f"moe_router=fused.")
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Sonic:
         routing = getattr(config.model, "routing", None)
         if routing is None:
             return
+        if find_spec(PACKAGE) is None:
+            yield MISSING
         if getattr(config.compile, "fullgraph", False):
             yield ("moe_router=sonic runs a package that torch.compile cannot look into: set compile.fullgraph=false, "
                    "or moe_router=fused.")

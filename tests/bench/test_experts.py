@@ -14,7 +14,9 @@ from forge.bench.experts import WAYS, Experts
 from forge.bench.probes import experts
 from forge.bench.probes.contenders import MADE, Contender, Layer, contender, plain
 from forge.bench.probes.experts import Proof
+from forge.bench.probes.floor import Rates, backward, forward
 from forge.bench.probes.proven import allowed, errors, repeats, results, saved_bytes
+from forge.bench.probes.timed import timed, times
 from forge.bench.turns import Block, Turn
 from forge.errors import ConfigError, Exit
 from forge.moe_router.loop import Loop
@@ -22,12 +24,14 @@ from forge.moe_router.sorted import Sorted
 
 CPU = torch.device("cpu")
 SHAPE = {"tokens": 24, "width": 16, "hidden": 8, "experts": 6, "top_k": 2}
-SETTINGS = {"loop_rows": 100, "skew": 2.5, "tolerance": 4.0, "blocks": 2, "spare": 0, "calls": 1, "seconds": 0.001}
+SETTINGS = {"loop_rows": 100, "skew": 2.5, "tolerance": 4.0, "blocks": 2, "spare": 0, "calls": 1, "seconds": 0.001,
+            "gate": "float32", "aux_loss": 0.01, "z_loss": 0.001, "square_size": 64, "copy_mb": 1}
+PLAIN = SETTINGS | {"skew": None, "aux_loss": 0.0, "z_loss": 0.0}
 OTHERS = ("torchtitan_way", "hf_way", "grouped_only", "dense")
 
 
-def layer(dtype=torch.float32, how=None, **sizes):
-    return Layer.drawn({**SHAPE, **sizes}, how or routing(normalize=True), CPU, dtype)
+def layer(dtype=torch.float32, how=None, gate=torch.float32, **sizes):
+    return Layer.drawn({**SHAPE, **sizes}, how or routing(normalize=True), CPU, dtype, gate)
 
 
 def named(name, of, option=None):
@@ -79,7 +83,7 @@ def test_a_contender_that_is_wrong_is_named_and_not_timed(what, monkeypatch):
     of = layer()
     proof = Proof(of, SETTINGS, {})
     rows = [proof.row(name) for name in ("dense", "broken", "torchtitan_way")]
-    experts._time(rows, proof.right, of, SETTINGS)
+    experts._time(rows, proof)
     assert [row["status"] for row in rows] == ["measured", "wrong", "measured"]
     worst = "y" if what == "not a number" else what
     assert f"{worst} is " in rows[1]["reason"] and "not timed" in rows[1]["reason"] and "ms" not in rows[1]
@@ -95,9 +99,65 @@ def test_one_that_is_wrong_with_skewed_loads_only_is_not_timed_with_them(monkeyp
     skewed = of.skewed(2.5)
     proof = Proof(of, SETTINGS, {})
     rows = [proof.row("capped")]
-    experts._time(rows, proof.right, of, SETTINGS)
+    experts._time(rows, proof)
     assert rows[0]["status"] == "measured" and rows[0]["skewed"]["error"] == pytest.approx(1.0)
     assert "not timed" in rows[0]["skewed"]["reason"] and "times" not in rows[0]["skewed"]
+
+
+def test_gradients_of_skewed_loads_are_proven_too(monkeypatch):
+    """The output is as it should be, and a gradient is not."""
+    of = layer(tokens=60)
+    right, skewed = named("sorted", of), of.skewed(2.5)
+
+    def forward(x):
+        found = right.forward(x)
+        return found + 0.01 * (x - x.detach()).sum() if torch.equal(x, skewed) else found
+
+    monkeypatch.setitem(MADE, "bent", lambda name, of: replace(right, name=name, forward=forward))
+    proof = Proof(of, SETTINGS, {})
+    rows = [proof.row("bent")]
+    experts._time(rows, proof)
+    assert rows[0]["skewed"]["errors"]["y"] <= proof.allowed
+    assert "skewed: x is " in experts._with_text(rows[0])["reason"] and "times" not in rows[0]["skewed"]
+
+
+@pytest.mark.parametrize("weights", [{"aux_loss": 0.01}, {"z_loss": 0.001}, {"aux_loss": 0.01, "z_loss": 0.001}])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_losses_are_asked_of_routers_and_their_gradients_proven(weights, wrong, monkeypatch):
+    """Others have none. A router without the gradient of one is not timed, though beside the output's it is small."""
+    of = layer()
+    proof = Proof(of, PLAIN | weights, {})
+    proof.right = [named("dense", of), named("sorted", of), named("hf_way", of)]
+    monkeypatch.setattr(Proof, "option", lambda self, name: Sorted())
+    if wrong:
+        monkeypatch.setattr(experts, "contender", lambda name, lossy, option: named(name, of))
+    rows = [{"name": one.name, "status": "measured", "kind": one.kind} for one in proof.right]
+    experts._time(rows, proof)
+    assert [row["name"] for row in rows if "losses" in row] == ["sorted"]
+    assert ("times" in rows[1]["losses"]) != wrong, rows[1]["losses"]
+
+
+def test_a_gate_of_another_format_is_one_format_for_all():
+    """In bfloat16 its gradient is rounded to that, in the plain algorithm's weights it is not."""
+    of = layer(gate=torch.bfloat16)
+    assert of.gate.dtype == of.coarsest == torch.bfloat16 and of.x.dtype == torch.float32
+    for name in ("sorted", "torchtitan_way"):
+        found = errors(results(named(name, of)), results(plain("experts", of)))
+        assert found["gate.weight"] <= 2**-8 and max(found["y"], found["x"], found["down"]) < 2e-6, name
+
+
+@pytest.mark.parametrize(("sizes", "there", "both"), [
+    ((8192, 2048, 768, 128, 8), 0.863, 2.516), ((16384, 2048, 1024, 64, 8), 2.246, 6.595),
+    ((8192, 4096, 14336, 8, 2), 7.369, 22.061), ((24576, 1536, 256, 128, 8), 0.769, 2.142)])
+def test_the_floor_of_layers_that_were_computed_by_hand(sizes, there, both):
+    """In bfloat16, at 790 TFLOP/s and 4.3 TB/s."""
+    tokens, width, hidden, num_experts, top_k = sizes
+    x, down = (torch.empty(size, dtype=torch.bfloat16, device="meta")
+               for size in ((tokens, width), (num_experts, width, hidden)))
+    of = Layer(x, x, x, x, down, routing(num_experts=num_experts, top_k=top_k))
+    rates = Rates(790e12, 4.3e12, 8192, 1000)
+    found = rates.ms(forward(of)), rates.ms(backward(of))
+    assert (round(found[0], 3), round(sum(found), 3)) == (there, both)
 
 
 def test_what_cannot_run_is_a_row_with_its_reason(monkeypatch):
@@ -173,9 +233,9 @@ def test_what_repeats_its_bits_says_so():
 
 def test_overheads_and_ratios_are_of_the_same_turns():
     of = layer(tokens=64)
-    proof = Proof(of, SETTINGS | {"skew": None}, {})
+    proof = Proof(of, PLAIN, {})
     rows = [proof.row(name) for name in ("dense", "grouped_only", "torchtitan_way")]
-    experts._time(rows, proof.right, of, SETTINGS | {"skew": None})
+    experts._time(rows, proof)
     dense, products, other = rows
     assert dense["over_dense"]["estimate"] == 1 and "overhead_ms" not in dense and "skewed" not in other
     assert other["overhead_ms"] == other["ms"]["median"] - products["ms"]["median"]
@@ -190,8 +250,8 @@ def test_a_ratio_is_that_of_the_times_of_one_block():
 
     blocks = [Block(["slow", "dense", "dense", "slow"], [turn(ms * pace) for ms in (8.0, 2.0, 2.0, 8.0)])
               for pace in (1.0, 3.0)]
-    assert experts._times("slow", "dense", blocks) == pytest.approx({"estimate": 4.0, "low": 4.0, "high": 4.0})
-    assert experts._timed("slow", blocks, layer())["over_dense"]["estimate"] == pytest.approx(4.0)
+    assert times("slow", "dense", blocks) == pytest.approx({"estimate": 4.0, "low": 4.0, "high": 4.0})
+    assert timed("slow", blocks, layer())["over_dense"]["estimate"] == pytest.approx(4.0)
 
 
 def test_a_whole_run_writes_what_it_shows(tmp_path, capsys, monkeypatch):
@@ -201,14 +261,19 @@ def test_a_whole_run_writes_what_it_shows(tmp_path, capsys, monkeypatch):
     code = run([*WORDS, "model.width=16", "model.heads=1", "model.kv_heads=1", "model.head_width=16", "model.layers=1",
                 "--config-dir", f"{tmp_path}/conf", f"allowed_packages={package}", "bench=experts",
                 "bench.shapes=[[24,16,8,6,2]]", "bench.contenders=[dense,sorted,halved]", "bench.seconds=0.001",
-                "bench.skew=null", f"run_dir={tmp_path}/record"])
+                "bench.skew=null", "bench.square_size=64", "bench.copy_mb=1", f"run_dir={tmp_path}/record"])
     result = json.loads((tmp_path / "record/result.json").read_text())
     rows = {row["name"]: row for row in result["rows"]}
     assert code == Exit.ANSWERED and result["status"] == "finished"
-    assert {name: row["status"] for name, row in rows.items()} == {"dense": "measured", "sorted": "measured",
-                                                                   "halved": "wrong"}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "floor": "measured", "dense": "measured", "sorted": "measured", "halved": "wrong"}
+    rates = rows["floor"]["rates"]
+    assert rates["square_size"] == 64 and rates["flops_per_second"] > 0 and rates["bytes_per_second"] > 0
+    assert rows["sorted"]["over_floor"] == rows["sorted"]["ms"]["median"] / rows["floor"]["floor_ms"]
+    assert rows["sorted"]["losses"]["times"]["estimate"] > 0 and "over_floor" not in rows["dense"]
     assert rows["sorted"]["shape"] == {"tokens": 24, "width": 16, "hidden": 8, "experts": 6, "top_k": 2}
     report = (tmp_path / "record/report.md").read_text()
+    assert "The gate's weights are float32; the column losses is of aux_loss=0.01, z_loss=0.001" in report
     assert "| 24 x 16 x 8, 2 of 6 | ms |" in report and "halved: y is 0.5 off" in report
     assert (tmp_path / "record/experts.png").exists() and "over dense" in capsys.readouterr().out
 
@@ -239,4 +304,5 @@ def test_bad_input_is_a_sentence(word, said, tmp_path):
 
 def test_every_way_can_be_built_or_says_why_not():
     assert MADE.keys() == set(WAYS)
-    assert not list(Experts([[8, 4, 4, 2, 1]], ["dense"], 1, None, 1.0, 2, 0, 1, 1.0, 1.0, True).problems())
+    assert not list(Experts([[8, 4, 4, 2, 1]], ["dense"], "float32", 0.0, 0.0, 1, 1, 1, None, 1.0, 2, 0, 1, 1.0, 1.0,
+                            True).problems())

@@ -12,7 +12,7 @@ from routings import routing
 
 from forge.config import check, realise
 from forge.errors import ConfigError, Exit, UnusableEnvironment
-from forge.moe_router import by_sonic
+from forge.moe_router import by_sonic, sonic
 from forge.moe_router.loop import Loop
 from forge.moe_router.sonic import Sonic
 
@@ -115,6 +115,18 @@ def test_float32_is_refused(told, monkeypatch):
     monkeypatch.setattr(by_sonic, "FORMATS", (torch.bfloat16, torch.float16))
     with pytest.raises(ConfigError, match="bfloat16 or float16, and this run in float32: set precision=bf16"):
         Sonic().build(WIDTH, HIDDEN, routing())(torch.randn(1, 3, WIDTH), None)
+
+
+def test_a_run_is_told_before_any_device_is_touched(monkeypatch):
+    """The parent process checks, and a model without experts needs no package."""
+    monkeypatch.setattr(sonic, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="needs the package sonic-moe, which is not installed"):
+        check(realise(composed("moe_router=sonic", "run_dir=x")))
+    check(realise(composed("moe_router=sonic", "model=gpt2_124m", "run_dir=x")))
+
+
+def test_with_the_package_nothing_is_said(told):
+    check(realise(composed("moe_router=sonic", "run_dir=x")))
 
 
 @pytest.mark.parametrize(("words", "said"), [

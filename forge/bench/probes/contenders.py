@@ -37,18 +37,20 @@ class Layer:
     routing: Routing
 
     @classmethod
-    def drawn(cls, shape: dict[str, int], routing: Routing, device: torch.device, dtype: torch.dtype) -> Layer:
+    def drawn(cls, shape: dict[str, int], routing: Routing, device: torch.device, dtype: torch.dtype,
+              gate: torch.dtype) -> Layer:
         """routing: whose scores and weights are taken; what costs, or moves tokens, beside them is left out, since
-        the others have none of it."""
+        the others have none of it. dtype: of all but the gate's weights."""
         drawn = torch.Generator(device).manual_seed(0)
         tokens, width, hidden, experts = (shape[name] for name in ("tokens", "width", "hidden", "experts"))
 
-        def normal(*sizes: int, deviation: float = 1.0) -> Tensor:
+        def normal(*sizes: int, deviation: float = 1.0, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(sizes, device=device, dtype=dtype).normal_(0, deviation, generator=drawn)
 
         plain = replace(routing, num_experts=experts, top_k=shape["top_k"], groups=1, top_groups=1, shared_hidden=0,
                         jitter=0.0, aux_loss=0.0, z_loss=0.0, balance="none", capacity_factor=None)
-        return cls(normal(tokens, width), normal(tokens, width), F.normalize(normal(experts, width), dim=-1),
+        return cls(normal(tokens, width), normal(tokens, width),
+                   F.normalize(normal(experts, width, dtype=torch.float32), dim=-1).to(gate),
                    normal(experts, 2 * hidden, width, deviation=width ** -0.5),
                    normal(experts, width, hidden, deviation=hidden ** -0.5), plain)
 
@@ -57,6 +59,11 @@ class Layer:
         """Of forward and backward, without the gate's: six products of each row with `width * hidden` numbers, and
         twice as many back."""
         return 18.0 * self.rows * self.down[0].numel()
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The number format that rounds most."""
+        return max((self.x.dtype, self.gate.dtype), key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def rows(self) -> int:
@@ -81,7 +88,7 @@ class Contender:
     """forward: of x, a clone of `x`. weights: whose gradients it makes; those of gate_up.0 and gate_up.1 are halves.
 
     kind: what it computes: experts; dense, a feed-forward layer of as many operations; or products, of tokens that are
-    sorted already.
+    sorted already. routed: it executes model.routing as it stands, auxiliary losses too.
     """
 
     name: str
@@ -90,6 +97,7 @@ class Contender:
     x: Tensor
     gradient: Tensor
     weights: dict[str, Tensor]
+    routed: bool = False
 
 
 def contender(name: str, layer: Layer, option: MoERouter | None) -> Contender:
@@ -100,8 +108,27 @@ def contender(name: str, layer: Layer, option: MoERouter | None) -> Contender:
 
 
 def _mixture(name: str, mixture: nn.Module, layer: Layer) -> Contender:
-    return Contender(name, "experts", lambda x: mixture(x.unsqueeze(0), None)[0].squeeze(0), layer.x, layer.gradient,
-                     dict(mixture.named_parameters()))
+    losses = layer.routing.aux_loss > 0 or layer.routing.z_loss > 0
+
+    def forward(x: Tensor) -> Tensor:
+        y, aux, _ = mixture(x.unsqueeze(0), None)
+        found: Tensor = _WithLosses.apply(y, aux) if losses else y      # type: ignore[no-untyped-call]
+        return found.squeeze(0)
+
+    return Contender(name, "experts", forward, layer.x, layer.gradient, dict(mixture.named_parameters()), routed=True)
+
+
+class _WithLosses(torch.autograd.Function):
+    """y, with which the gradient of the losses comes along."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, aux: Tensor) -> Tensor:
+        ctx.save_for_backward(aux)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], torch.ones_like(ctx.saved_tensors[0])
 
 
 def _built(option: MoERouter, layer: Layer) -> nn.Module:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 def measure(driver: Driver, settings: dict[str, Any]) -> list[Row]:
     clock = Clock(driver.run.topology.device, settings["seconds"])
-    return [_row(megabytes, clock) for megabytes in settings["copy_mb"]]
+    return [copied(megabytes, clock) for megabytes in settings["copy_mb"]]
 
 
-def _row(megabytes: int, clock: Clock) -> Row:
+def copied(megabytes: int, clock: Clock) -> Row:
+    """bytes_per_second of a copy of so much, or the reason why there is none."""
     name = f"{megabytes} MB"
     try:
         source = torch.zeros(megabytes * 1_000_000, dtype=torch.int8, device=clock.device)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +14,18 @@ from torch import Tensor
 from forge.bench.probes import Row, sentence
 from forge.bench.probes.clock import CACHE_BYTES
 from forge.bench.probes.contenders import Contender, Layer, contender, plain
-from forge.bench.probes.proven import Results, allowed, distance, errors, peak_memory, repeats, results, saved_bytes
-from forge.bench.statistics import Estimate
-from forge.bench.turns import Block, Turn, take_blocks, undisturbed
+from forge.bench.probes.floor import Rates, backward, forward
+from forge.bench.probes.proven import Results, allowed, errors, peak_memory, repeats, results, saved_bytes
+from forge.bench.probes.timed import Side, blocks_of, side_of, timed, times
+from forge.bench.turns import undisturbed
 from forge.config import load
 from forge.errors import ForgeError
 
 if TYPE_CHECKING:
     from forge.bench.driver import Driver
 
-MOST_CALLS = 50
 PRODUCTS = ("grouped_kernels", "grouped_only")      # of forge's own, the better one first
-SKEWED = ", skewed"
+CHANGES = ("skewed", "losses")      # see Change
 
 
 def measure(driver: Driver, settings: dict[str, Any], options: dict[str, Path], allowed_: tuple[str, ...]) -> list[Row]:
@@ -35,12 +33,31 @@ def measure(driver: Driver, settings: dict[str, Any], options: dict[str, Path], 
     device = driver.run.topology.device
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model: Any = driver.run.config.model
-    layer = Layer.drawn(settings["shape"], model.routing, device, dtype)
+    layer = Layer.drawn(settings["shape"], model.routing, device, dtype, getattr(torch, settings["gate"]))
+    floor = _floor(layer, settings)     # before the contenders take memory
     proof = Proof(layer, settings, {name: (folder, allowed_) for name, folder in options.items()})
     rows = [proof.row(name) for name in settings["contenders"]]
     proof.forget()
-    _time(rows, proof.right, layer, settings)
-    return [_with_text(row) for row in rows]
+    _time(rows, proof)
+    return [floor, *(_with_text(row | _over(floor, row)) for row in rows)]
+
+
+def _floor(layer: Layer, settings: dict[str, Any]) -> Row:
+    """A row of its own, whose reason says at which rates."""
+    rates = Rates.measured(layer.x.device, layer.x.dtype, settings)
+    if isinstance(rates, str):
+        return {"name": "floor", "status": "failed", "shown": {}, "reason": rates}
+    there, back = rates.ms(forward(layer)), rates.ms(backward(layer))
+    return {"name": "floor", "kind": "floor", "status": "measured", "floor_ms": there + back, "forward_ms": there,
+            "rates": asdict(rates), "shown": {"ms": f"{there + back:.3f}", "forward": f"{there:.3f}"},
+            "reason": f"each launch by its products at {rates.flops_per_second / 1e12:.4g} TFLOP/s (a product of "
+                      f"{rates.square_size} rows and columns) or its bytes at {rates.bytes_per_second / 1e9:.4g} GB/s "
+                      f"(a copy of {rates.copy_mb} MB), both measured here."}
+
+
+def _over(floor: Row, row: Row) -> Row:
+    there = "floor_ms" in floor and row.get("kind") == "experts" and "ms" in row
+    return {"over_floor": row["ms"]["median"] / floor["floor_ms"]} if there else {}
 
 
 @dataclass
@@ -72,12 +89,12 @@ class Proof:
 
     def _proven(self, name: str) -> Row:
         wait, begun = _waiter(self.layer.x.device), time.perf_counter()
-        ours = contender(name, self.layer, self._option(name))
+        ours = contender(name, self.layer, self.option(name))
         first = results(ours)
         wait()
         seconds = time.perf_counter() - begun
         found = errors(first, self._reference(ours.kind))
-        bound = allowed(self.settings["tolerance"], self.layer.x.dtype, self.layer.rows)
+        bound = self.allowed
         row: Row = {"kind": ours.kind, "errors": found, "error": max(found.values()), "allowed": bound,
                     "first_call_seconds": seconds, "repeatable": repeats(first, results(ours))}
         del first
@@ -89,7 +106,11 @@ class Proof:
         return row | {"saved_bytes": saved_bytes(ours), "least_saved_bytes": self.layer.least_saved,
                       "peak_memory_bytes": peak_memory(ours)}
 
-    def _option(self, name: str) -> Any:
+    @property
+    def allowed(self) -> float:
+        return allowed(self.settings["tolerance"], self.layer.coarsest, self.layer.rows)
+
+    def option(self, name: str) -> Any:
         return load(*self.options[name]).moe_router if name in self.options else None
 
     def _reference(self, kind: str) -> Results:
@@ -101,127 +122,75 @@ class Proof:
         self._plain = {}
 
 
-@dataclass
-class Side:
-    """A contender in turns: see forge.bench.turns.Turn, with a call for a step."""
+@dataclass(frozen=True)
+class Change:
+    """What is asked of contenders beside the plain layer, to see what it costs them.
 
-    contender: Contender
+    name: of the column. layer: what is computed then. asked: of a contender, the one that computes it, or None where it
+    cannot. gradient: of the output, with which it is proven.
+    """
+
     name: str
-    calls: int
-    flush: Tensor | None
-
-    def turn(self) -> Turn:
-        from forge.bench.driver import counters
-
-        before, begun = counters(), time.perf_counter()
-        timed = [self._call() for _ in range(self.calls + 1)][1:]       # the first finds the clocks of another
-        if self.flush is not None:
-            torch.cuda.synchronize()
-        forward = [_between(times[0], times[1]) for times in timed]
-        both = [_between(times[0], times[2]) for times in timed]
-        return Turn(lengths=both, settling=[], tokens=float(self.calls * len(self.contender.x)),
-                    phases={"forward": sum(forward), "backward": sum(both) - sum(forward)},
-                    wall_seconds=time.perf_counter() - begun, peak_memory=None,
-                    disturbances=[f"{now - before[name]:g} {name}" for name, now in counters().items()
-                                  if now > before[name]])
-
-    def _call(self) -> list[Any]:
-        """The moments before forward, between, and after backward. The second-level cache is emptied before: between
-        two layers of a model, the rest of it passes through."""
-        x = self.contender.x.detach().requires_grad_()
-        if self.flush is not None:
-            self.flush.zero_()
-        times = [_now(self.flush is not None)]
-        y = self.contender.forward(x)
-        times.append(_now(self.flush is not None))
-        torch.autograd.grad(y, [x, *self.contender.weights.values()], self.contender.gradient)
-        return [*times, _now(self.flush is not None)]
+    layer: Layer
+    asked: Callable[[Contender], Contender | None]
+    gradient: Tensor
 
 
-def _now(on_gpu: bool) -> Any:
-    if not on_gpu:
-        return time.perf_counter_ns()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def _changes(proof: Proof) -> Iterator[Change]:
+    layer, settings = proof.layer, proof.settings
+    if settings["skew"] is not None:
+        skewed = replace(layer, x=layer.skewed(settings["skew"]))
+        yield Change("skewed", skewed, lambda ours: replace(ours, x=skewed.x), layer.gradient)
+    if settings["aux_loss"] > 0 or settings["z_loss"] > 0:
+        routing = replace(layer.routing, aux_loss=settings["aux_loss"], z_loss=settings["z_loss"])
+        lossy = replace(layer, routing=routing)
+        # Beside the gradient of the output that of the losses is too small to be missed.
+        yield Change("losses", lossy, lambda ours: contender(ours.name, lossy, proof.option(ours.name))
+                     if ours.routed else None, torch.zeros_like(layer.gradient))
 
 
-def _between(begin: Any, end: Any) -> float:
-    """ms."""
-    return (end - begin) / 1e6 if isinstance(begin, int) else float(begin.elapsed_time(end))
-
-
-def _time(rows: list[Row], right: Sequence[Contender], layer: Layer, settings: dict[str, Any]) -> None:
-    """Adds to the rows what turns of all contenders say, and of each with balanced and with skewed loads."""
-    if not right:
+def _time(rows: list[Row], proof: Proof) -> None:
+    """Adds to the rows what turns of all contenders say, and what each change costs them."""
+    layer, settings = proof.layer, proof.settings
+    if not proof.right:
         return
     on_gpu = layer.x.device.type == "cuda"
     flush = torch.empty(CACHE_BYTES, dtype=torch.int8, device=layer.x.device) if on_gpu else None
-    sides = [_side(ours, ours.name, flush, settings) for ours in right]
+    sides = [side_of(ours, ours.name, flush, settings) for ours in proof.right]
     named = {row["name"]: row for row in rows}
-    blocks = undisturbed(_blocks(sides, settings))
+    blocks = undisturbed(blocks_of(sides, settings))
     for side in sides:
-        named[side.name] |= _timed(side.name, blocks, layer)
+        named[side.name] |= timed(side.name, blocks, layer)
     products = next((named[name]["ms"]["median"] for name in PRODUCTS if "ms" in named.get(name, ())), None)
     for row in rows:
         if products is not None and row.get("kind") == "experts" and "ms" in row:
             row["overhead_ms"] = row["ms"]["median"] - products
-    if settings["skew"] is not None:
-        skewed = layer.skewed(settings["skew"])
-        wanted = _output(plain("experts", layer), skewed.float())
-        for side in sides:
-            if side.contender.kind == "experts":
-                named[side.name]["skewed"] = _skewed(side, skewed, wanted, settings, layer)
+    experts = [side for side in sides if side.contender.kind == "experts"]
+    for change in _changes(proof) if experts else ():
+        wanted = results(replace(plain("experts", change.layer), gradient=change.gradient.float()))
+        for side in experts:
+            cost = _cost(change, side, wanted, proof)
+            if cost is not None:
+                named[side.name][change.name] = cost
 
 
-def _side(ours: Contender, name: str, flush: Tensor | None, settings: dict[str, Any]) -> Side:
-    once = Side(ours, name, settings["calls"], flush)
-    once.turn()
-    ms = median(once.turn().lengths)
-    return replace(once, calls=max(settings["calls"], min(MOST_CALLS, math.ceil(settings["seconds"] * 1e3 / ms))))
-
-
-def _blocks(sides: Sequence[Side], settings: dict[str, Any]) -> list[Block]:
-    return take_blocks(sides, settings["blocks"], settings["spare"], lambda number, name: None)
-
-
-def _timed(name: str, blocks: list[Block], layer: Layer) -> Row:
-    """Empty where every block was disturbed."""
-    turns = [turn for block in blocks for other, turn in zip(block.order, block.turns, strict=True) if other == name]
-    calls = [ms for turn in turns for ms in turn.lengths]
-    if not calls:
-        return {"status": "disturbed"}
-    tenths = quantiles(calls, n=10, method="inclusive") if len(calls) > 1 else calls * 9
-    middle = median(calls)
-    there = blocks[0].order
-    return {"ms": {"median": middle, "p10": tenths[0], "p90": tenths[-1], "calls": len(calls)},
-            "forward_ms": median(turn.phases["forward"] / len(turn.lengths) for turn in turns),
-            "tflops": layer.flops / middle / 1e9, "samples_ms": [turn.lengths for turn in turns],
-            "over_dense": _times(name, "dense", blocks) if "dense" in there else None,
-            "over_sorted": _times(name, "sorted", blocks) if "sorted" in there else None}
-
-
-def _times(name: str, other: str, blocks: list[Block]) -> dict[str, float | None]:
-    """How many times as long as the other it takes, with a 95 % interval over blocks."""
-    found = Estimate.of([block.log_ratio(other, name) for block in blocks])
-    low, high = (None if end is None else math.exp(end) for end in (found.low, found.high))
-    return {"estimate": math.exp(found.mean), "low": low, "high": high}
-
-
-def _skewed(side: Side, x: Tensor, wanted: Tensor, settings: dict[str, Any], layer: Layer) -> Row:
-    """error: of the output, against the plain algorithm's, `wanted`. times: as long as with balanced loads."""
-    bound = allowed(settings["tolerance"], layer.x.dtype, layer.rows)
-    error = distance(_output(side.contender, x), wanted, float(wanted.norm()))
-    if not error <= bound:
-        return {"error": error, "reason": f"with skewed loads it is {error:.2g} off: not timed."}
-    other = _side(replace(side.contender, x=x), side.name + SKEWED, side.flush, settings)
-    blocks = undisturbed(_blocks([side, other], settings))
-    return {"error": error, "times": _times(other.name, side.name, blocks) if blocks else None}
-
-
-def _output(ours: Contender, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return ours.forward(x)
+def _cost(change: Change, side: Side, wanted: Results, proof: Proof) -> Row | None:
+    """error: of output and gradients, the largest. times: as long as without the change."""
+    try:
+        asked = change.asked(side.contender)
+        if asked is None:
+            return None
+        found = errors(results(replace(asked, gradient=change.gradient)), wanted)
+        worst = max(found, key=lambda name: found[name])
+        row: Row = {"error": found[worst], "errors": found}
+        if not found[worst] <= proof.allowed:
+            return row | {"reason": f"{change.name}: {worst} is {found[worst]:.2g} off, and {proof.allowed:.2g} is "
+                                    f"allowed (bench.tolerance): not timed."}
+        other = side_of(asked, f"{side.name}, {change.name}", side.flush, proof.settings)
+    except Exception as error:      # as in Proof.row
+        return {"reason": f"{change.name}: {sentence(error)}"}
+    blocks = undisturbed(blocks_of([side, other], proof.settings))
+    return row | {"times": times(other.name, side.name, blocks) if blocks else None}
 
 
 def _waiter(device: torch.device) -> Any:
@@ -230,12 +199,14 @@ def _waiter(device: torch.device) -> Any:
 
 def _with_text(row: Row) -> Row:
     """`shown`: what the table says of it."""
-    ratio, skewed = _ratio_of(row, "over_dense"), (row.get("skewed") or {}).get("times")
+    changed = {name: (row.get(name) or {}).get("times") for name in CHANGES}
     ms = row.get("ms")
     cells = {"ms": ms and f"{ms['median']:.3f} [{ms['p10']:.3f}, {ms['p90']:.3f}]",
-             "forward": _number(row.get("forward_ms"), 3), "over dense": ratio,
-             "over sorted": _ratio_of(row, "over_sorted"), "overhead ms": _number(row.get("overhead_ms"), 3),
-             "TFLOP/s": _number(row.get("tflops"), 1), "skewed": skewed and f"{skewed['estimate']:.2f} x",
+             "forward": _number(row.get("forward_ms"), 3), "over dense": _ratio_of(row, "over_dense"),
+             "over sorted": _ratio_of(row, "over_sorted"), "over floor": _number(row.get("over_floor"), 2),
+             "overhead ms": _number(row.get("overhead_ms"), 3),
+             "TFLOP/s": _number(row.get("tflops"), 1),
+             **{name: times and f"{times['estimate']:.2f} x" for name, times in changed.items()},
              "first call s": _number(row.get("first_call_seconds"), 1),
              "saved MiB": _number(row.get("saved_bytes"), 1, 2**20),
              "of least": _number(row.get("saved_bytes"), 2, row.get("least_saved_bytes") or 1),
@@ -243,6 +214,9 @@ def _with_text(row: Row) -> Row:
              "error": f"{row['error']:.1e}" if "error" in row else None,
              "repeats": {True: "yes", False: "no"}.get(row.get("repeatable"))}     # type: ignore[arg-type]
     text = {name: cell for name, cell in cells.items() if cell is not None}
+    said = [row[name]["reason"] for name in CHANGES if "reason" in row.get(name, ())]
+    if said:
+        row = row | {"reason": " ".join(filter(None, [row.get("reason"), *said]))}
     return row | {"shown": text if row["status"] == "measured" else {"ms": row["status"], **text}}
 
 

@@ -85,7 +85,7 @@ def measure(driver: Driver, settings: dict[str, Any]) -> list[Row]:
                          {"share_of_products": share, "in_an_update": one.count},
                          {"of the products": f"{share:.1%}"}))
     dtypes = [one.factors[0].dtype for one in products]
-    rows += list(_squares(max(set(dtypes), key=dtypes.count), settings["square_sizes"], clock))
+    rows += list(squares(max(set(dtypes), key=dtypes.count), settings["square_sizes"], clock))
     best = max((row["flops_per_second"] for row in rows if "flops_per_second" in row), default=None)
     for row in rows:
         if "flops_per_second" in row and best is not None:
@@ -94,8 +94,9 @@ def measure(driver: Driver, settings: dict[str, Any]) -> list[Row]:
     return rows
 
 
-def _squares(dtype: torch.dtype, sizes: list[int], clock: Clock) -> Iterator[Row]:
-    """From small to large, until one would take too long to be worth it."""
+def squares(dtype: torch.dtype, sizes: list[int], clock: Clock) -> Iterator[Row]:
+    """flops_per_second of products of square matrices, or the reason why there is none, from small to large, until one
+    would take too long to be worth it."""
     rate = None
     for size in sorted(sizes):
         name = f"square {size} {str(dtype).removeprefix('torch.')}"
