@@ -125,24 +125,30 @@ def main() -> None:
     out = Path(sys.argv[1])
     shapes = [tuple(map(int, word.split(","))) for word in sys.argv[2:]] or SHAPES
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [(shape, product, how) for shape in shapes for product in PRODUCTS for how in candidates(product)]
-    print(f"compiling {len(jobs)} kernels", flush=True)
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), get_context("spawn")) as pool:
-        list(pool.map(build, jobs, chunksize=4))
     lines, sums = [], {product: dict[Tiling, float]() for product in PRODUCTS}
-    for shape in shapes:
-        case = Case(shape, "cuda")
-        for product in PRODUCTS:
-            found = milliseconds(case, product, list(candidates(product)))
-            for rank, (how, spent) in enumerate(sorted(found.items(), key=lambda item: item[1])):
-                lines.append(f"{shape} {product:17} {spent:8.3f} ms {case.flops(product) / spent / 1e9:6.0f} TFLOP/s "
-                             f"{tuple(how)}")
-                print(lines[-1] if rank < 3 else "", end="\n" if rank < 3 else "", flush=True)
-            kept = found if not sums[product] else {how: sums[product][how] for how in found if how in sums[product]}
-            # Each shape counts alike: by the time relative to its best.
-            sums[product] = {how: (sums[product].get(how, 0.0)) + found[how] / min(found.values()) for how in kept}
-        del case
-    write(out, {product: min(found, key=lambda how: found[how]) for product, found in sums.items()}, lines)
+    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), get_context("spawn")) as pool:
+        for shape in shapes:
+            jobs = [(shape, product, how) for product in PRODUCTS for how in candidates(product)]
+            print(f"compiling {len(jobs)} kernels", flush=True)
+            list(pool.map(build, jobs, chunksize=4))
+            lines += measured(shape, sums)
+            # After each shape: what is stopped later leaves the best so far.
+            write(out, {product: min(found, key=lambda how: found[how]) for product, found in sums.items()}, lines)
+
+
+def measured(shape: Shape, sums: dict[str, dict[Tiling, float]]) -> list[str]:
+    """Adds the times of this shape to the sums; a line each. Each shape counts alike: by the time relative to its
+    best."""
+    case, lines = Case(shape, "cuda"), []
+    for product in PRODUCTS:
+        found = milliseconds(case, product, list(candidates(product)))
+        for rank, (how, spent) in enumerate(sorted(found.items(), key=lambda item: item[1])):
+            lines.append(f"{shape} {product:17} {spent:8.3f} ms {case.flops(product) / spent / 1e9:6.0f} TFLOP/s "
+                         f"{tuple(how)}")
+            print(lines[-1] if rank < 3 else "", end="\n" if rank < 3 else "", flush=True)
+        kept = found if not sums[product] else {how: sums[product][how] for how in found if how in sums[product]}
+        sums[product] = {how: (sums[product].get(how, 0.0)) + found[how] / min(found.values()) for how in kept}
+    return lines
 
 
 def write(out: Path, best: dict[str, Tiling], lines: list[str]) -> None:

@@ -117,7 +117,7 @@ def test_gradients_of_skewed_loads_are_proven_too(monkeypatch):
     proof = Proof(of, SETTINGS, {})
     rows = [proof.row("bent")]
     experts._time(rows, proof)
-    assert rows[0]["skewed"]["errors"]["y"] <= proof.allowed
+    assert rows[0]["skewed"]["errors"]["y"] <= proof.allowed()
     assert "skewed: x is " in experts._with_text(rows[0])["reason"] and "times" not in rows[0]["skewed"]
 
 

@@ -41,7 +41,7 @@ def distance(ours: Tensor, wanted: Tensor, size: float) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def allowed(tolerance: float, dtype: torch.dtype, terms: int) -> float:
+def allowed(tolerance: float, dtype: torch.dtype, terms: float) -> float:
     """The error of a contender that is right: `tolerance` roundings of its format, half of eps each, and the random
     walk of float32 sums of so many terms."""
     return tolerance / 2 * (torch.finfo(dtype).eps + math.sqrt(terms) * torch.finfo(torch.float32).eps)
