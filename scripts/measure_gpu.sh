@@ -152,12 +152,16 @@ sonic() {
     fi
     [[ $wheels == /* ]] || wheels=$here/$wheels
     site=$(mktemp -d)
+    rm -f "$out/sonic_install.code"         # that was another folder
     limited sonic_install 60 "$PYTHON" -m pip install --no-index --no-deps --target "$site" "$wheels"/*.whl
-    PYTHONPATH=$paths:$site
-    tests sonic_tests 120 tests/gpu/test_routers.py -k sonic
-    bench sonic 240 bench.patience bench=experts precision=bf16 'bench.contenders=[dense,sorted,fused,sonic,sonic_way]' \
-        'bench.shapes=[[8192,2048,768,128,8]]' bench.aux_loss=0 bench.z_loss=0 "${experts_words[@]}"
-    PYTHONPATH=$paths
+    if [[ $(cat "$out/sonic_install.code") == 0 ]]; then
+        PYTHONPATH=$paths:$site
+        tests sonic_tests 120 tests/gpu/test_routers.py -k sonic
+        bench sonic 240 bench.patience bench=experts precision=bf16 bench.aux_loss=0 bench.z_loss=0 \
+            'bench.contenders=[dense,sorted,fused,sonic,sonic_way]' 'bench.shapes=[[8192,2048,768,128,8]]' \
+            "${experts_words[@]}"
+        PYTHONPATH=$paths
+    fi
     rm -rf "${site:?}"
 }
 
@@ -216,7 +220,7 @@ for part in "${parts[@]}"; do
 done
 if [[ -n ${BEFORE:-} ]]; then
     before=$(cd "$here" && cd "$BEFORE" && pwd) || exit 2
-    cp -R -n "$before/." "$out/" && chmod -R u+w "$out"
+    cp -Rpn "$before/." "$out/" && chmod -R u+w "$out"
 fi
 tilings
 for part in "${parts[@]}"; do "$part"; done

@@ -87,10 +87,12 @@ def experts(record: Record) -> list[str]:
         if row["status"] != "measured":
             lines.append(f"{row['family']}: {row['name']}: {row['status']}: {row.get('reason')}"[:200])
             continue
-        told = [f"{column} {shown[column]}" for column in ("over dense", "over sorted", "overhead ms", "skewed",
-                                                           "first call s", "of least", "error", "repeats")
+        told = [f"{column} {shown[column]}" for column in ("over dense", "over sorted", "over floor", "overhead ms",
+                                                           "skewed", "losses", "first call s", "of least", "error",
+                                                           "repeats")
                 if column in shown]
-        lines.append(f"{row['family']}: {row['name']}: {shown.get('ms', '-')} ms, {', '.join(told)}")
+        said = f": {row['reason']}" if row.get("reason") else ""        # at which rates a floor is
+        lines.append(f"{row['family']}: {row['name']}: {', '.join([shown.get('ms', '-') + ' ms', *told])}{said}")
     return lines
 
 
