@@ -19,7 +19,7 @@ from forge.kernels import interpreted
 from forge.kernels.choice import CELLS, Scores, at_once, cells_of, choose_experts, column_of
 from forge.kernels.devices import num_multiprocessors
 
-PROGRAMS = 16           # whose counts are added at a time
+PROGRAMS = 32           # whose counts are added at a time
 
 
 class Placement(NamedTuple):
@@ -75,11 +75,11 @@ def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, ex
         most_tiles, how.scale, num_experts, top_k, how.score, how.normalize, rows,
         at_once(num_experts, CELLS), at_once(num_experts, 4 * CELLS),
         triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k), PROGRAMS,
-        launch_cooperative_grid=not interpreted())
+        num_warps=8, launch_cooperative_grid=not interpreted())
     return Placement(slots, sources, ends, tiles, num_tiles), counts[1]
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens", "most_tiles"])     # type: ignore[untyped-decorator]
 def _place(  # type: ignore[no-untyped-def]
         logits, bias, valid, experts, weights, slots, sources, ends, tiles, num_tiles, counts, arrived, tokens,
         most_tiles, scale, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr, NORMALIZE: tl.constexpr,
