@@ -62,6 +62,10 @@ class Trainable(Protocol):
         """The stacks of equal blocks: what checkpointing wraps and compile=blocks compiles, one by one."""
         ...
 
+    def decisions(self) -> frozenset[object]:
+        """The operators of its blocks whose results recomputation must keep (see forge.decisions). None: empty."""
+        ...
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations of forward and backward, per token: 6 * active parameters in matmuls
         + 12 * layers * width * sequence_length (PaLM, appendix B; nanoGPT's convention)."""

@@ -21,15 +21,15 @@ def problems(routing: Routing) -> Iterator[str]:
 
 
 def _choice(routing: Routing) -> Iterator[str]:
-    experts, top_k, groups = routing.num_experts, routing.top_k, routing.groups
+    experts, top_k, groups = routing.num_experts, routing.top_k, routing.num_groups
     if not 1 <= top_k <= experts:
         yield (f"model.routing.top_k={top_k} does not fit model.routing.num_experts={experts}: a token chooses between "
                f"1 and all experts.")
     elif groups < 1 or experts % groups:
-        yield (f"model.routing.groups={groups} does not divide model.routing.num_experts={experts}: groups are of "
+        yield (f"model.routing.num_groups={groups} does not divide model.routing.num_experts={experts}: groups are of "
                f"equal size. 1 means no groups.")
     elif not 1 <= routing.top_groups <= groups:
-        yield (f"model.routing.top_groups={routing.top_groups} does not fit model.routing.groups={groups}: a token "
+        yield (f"model.routing.top_groups={routing.top_groups} does not fit model.routing.num_groups={groups}: a token "
                f"chooses among the experts of between 1 and all groups.")
     elif routing.top_groups * (experts // groups) < top_k:
         yield (f"model.routing.top_groups={routing.top_groups} groups of {experts // groups} experts are fewer experts "

@@ -41,7 +41,7 @@ def test_a_gate_of_nan_is_named_and_nothing_is_trained(more, shards, tmp_path, m
     assert "not finite in 3 updates in a row" in run.err
     assert "Not finite are the weights of blocks.1.feed_forward.gate.weight." in run.err
     assert all(record["loss"] is None and not record["applied"] for record in run.records)
-    for name in ("bias", "average", "updates"):
+    for name in ("bias", "mean_load", "num_updates"):
         assert not remembered(run, 2, name).any(), name
 
 
@@ -68,11 +68,11 @@ def test_two_ranks_remember_what_one_does(how, shards, tmp_path):
     one = train_here(tmp_path / "one", *line, f"micro_batch={rows}")
     two = train_apart(tmp_path / "two", *line, "hardware.processes=2", f"micro_batch={rows // 2}")
     assert two.code == 0, two.err
-    for name in ("bias", "average", "updates"):
+    for name in ("bias", "mean_load", "num_updates"):
         found, wanted = remembered(two, 2, name), remembered(one, 2, name)
-        assert torch.equal(found * (2 if name == "average" else 1), wanted), name
+        assert torch.equal(found * (2 if name == "mean_load" else 1), wanted), name
     if how.get("balance") == "overflow":
-        assert remembered(one, 2, "average").sum(1).tolist() == [rows * 32 * 2] * 2
+        assert remembered(one, 2, "mean_load").tolist() == [rows * 32 * 2 / 4] * 2
     for mine, theirs in zip(two.records, one.records, strict=True):
         for figure in ("loss", "gradient_norm", "expert_load_max_over_mean"):
             assert mine[figure] == pytest.approx(theirs[figure], rel=1e-5), figure
@@ -94,11 +94,11 @@ def test_an_expert_without_tokens_hangs_no_rank(shards, tmp_path):
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"top_k": 5}, "top_k=5 does not fit model.routing.num_experts=4"), ({"top_k": 0}, "top_k=0 does not fit"),
-    ({"groups": 3}, "groups=3 does not divide model.routing.num_experts=4"),
-    ({"groups": 0}, "groups=0 does not divide"),
-    ({"groups": 2, "top_groups": 3}, "top_groups=3 does not fit model.routing.groups=2"),
+    ({"num_groups": 3}, "num_groups=3 does not divide model.routing.num_experts=4"),
+    ({"num_groups": 0}, "num_groups=0 does not divide"),
+    ({"num_groups": 2, "top_groups": 3}, "top_groups=3 does not fit model.routing.num_groups=2"),
     ({"top_groups": 0}, "top_groups=0 does not fit"),
-    ({"groups": 4, "top_groups": 1}, "top_groups=1 groups of 1 experts are fewer experts than model.routing.top_k=2"),
+    ({"num_groups": 4, "top_groups": 1}, "top_groups=1 groups of 1 experts are fewer experts than model.routing.top_k"),
     ({"threshold": 1.0}, "threshold=1.0: more than 1 is wanted"), ({"threshold": math.nan}, "threshold=nan"),
     ({"load_decay": 1.0}, "load_decay=1.0: 0 (no memory) to below 1"), ({"load_decay": -0.1}, "load_decay=-0.1"),
     ({"bias_rate": -1.0}, "bias_rate=-1.0: 0 or more"), ({"bias_rate": math.nan}, "bias_rate=nan"),
@@ -115,8 +115,9 @@ def test_settings_that_cannot_be(settings, said):
     assert problem.startswith("model.routing.") and said in problem
 
 
-@pytest.mark.parametrize("settings", [{}, {"threshold": None}, {"threshold": math.inf}, {"groups": 2, "top_groups": 1},
-                                      {"capacity_factor": 1.0, "balance": "bias"}, {"balance_ramp": 0}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"threshold": None}, {"threshold": math.inf},
+                                      {"num_groups": 2, "top_groups": 1}, {"balance_ramp": 0},
+                                      {"capacity_factor": 1.0, "balance": "bias"}], ids=str)
 def test_settings_that_can_be(settings):
     assert list(problems(routing(**settings))) == []
 
@@ -124,5 +125,5 @@ def test_settings_that_can_be(settings):
 def test_the_model_says_them(shards, tmp_path):
     from forge.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="groups=3 does not divide"):
-        train_here(tmp_path / "run", *shards, *settings(groups=3))
+    with pytest.raises(ConfigError, match="num_groups=3 does not divide"):
+        train_here(tmp_path / "run", *shards, *settings(num_groups=3))
