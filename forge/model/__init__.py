@@ -81,7 +81,8 @@ class Model(Protocol):
     vocab_size: int
 
     def unused(self) -> dict[str, str]:
-        """The groups whose options cannot matter to this model, each with the reason ("has no experts")."""
+        """What cannot matter to this model: groups, each with the reason ("has no experts"); and settings of its own by
+        their dotted names, each with what is to be said of it ("has no effect without ...")."""
         ...
 
     def build(self, parts: Parts) -> nn.Module:

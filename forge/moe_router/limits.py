@@ -1,10 +1,12 @@
-"""Which settings of model.routing cannot be. Does not import torch."""
+"""Which settings of model.routing cannot be, and which do nothing. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from forge.moe_router import Routing
+
+OF_OVERFLOW = ("load_decay", "balance_from", "balance_ramp")        # what says more of a threshold
 
 
 def problems(routing: Routing) -> Iterator[str]:
@@ -18,6 +20,20 @@ def problems(routing: Routing) -> Iterator[str]:
         yield f"model.routing.jitter={routing.jitter}: 0 (none) to below 1 is wanted, or noise may turn signs round."
     if not 0 < routing.scale < float("inf"):
         yield f"model.routing.scale={routing.scale}: more than 0 is wanted; 1 changes nothing."
+
+
+def idle(routing: Routing) -> dict[str, str]:
+    """The settings that do nothing beside the others, each with the other that brings it into play."""
+    found = {}
+    if routing.balance != "bias":
+        found["bias_rate"] = "model.routing.balance=bias"
+    if routing.balance != "overflow":
+        found |= dict.fromkeys(("threshold", *OF_OVERFLOW), "model.routing.balance=overflow")
+    elif routing.threshold is None:
+        found |= dict.fromkeys(OF_OVERFLOW, "model.routing.threshold above 1")
+    if routing.aux_loss == 0:
+        found["aux_scope"] = "model.routing.aux_loss above 0"
+    return found
 
 
 def _choice(routing: Routing) -> Iterator[str]:

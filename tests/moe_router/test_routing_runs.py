@@ -1,14 +1,17 @@
 """Routing in whole runs: gates that are not finite, experts without tokens, several ranks, bad settings."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import train_apart, train_here
+from conftest import TINY, composed, train_apart, train_here
 from routings import routing
 from safetensors import safe_open
 
-from forge.moe_router.limits import problems
+from forge.command_line import CommandLine
+from forge.config import realise
+from forge.moe_router.limits import idle, problems
 
 LINE = ["snapshot=inline", "model.init_std=0.2", "tracker.every=1"]
 
@@ -131,3 +134,21 @@ def test_the_model_says_them(shards, tmp_path):
 
     with pytest.raises(ConfigError, match="num_groups=3 does not divide"):
         train_here(tmp_path / "run", *shards, *settings(num_groups=3))
+
+
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"aux_loss": 0.1}, {"bias_rate", "threshold", "load_decay", "balance_from", "balance_ramp"}),
+    ({"aux_loss": 0.1, "balance": "bias"}, {"threshold", "load_decay", "balance_from", "balance_ramp"}),
+    ({"aux_loss": 0.1, "balance": "overflow"}, {"bias_rate"}),
+    ({"balance": "overflow", "threshold": None},
+     {"bias_rate", "load_decay", "balance_from", "balance_ramp", "aux_scope"})], ids=str)
+def test_settings_that_do_nothing(settings, named):
+    assert idle(routing(**settings)).keys() == named
+
+
+def test_a_setting_that_does_nothing_is_said(capsys):
+    """Of those that were asked for, and no other."""
+    words = settings(threshold=3.0, aux_scope="batch")
+    CommandLine.note_unused(SimpleNamespace(overrides=words), realise(composed(*TINY, *words, "run_dir=x")))
+    assert capsys.readouterr().err == (
+        "forge: model.routing.threshold=3.0 has no effect without model.routing.balance=overflow.\n")
