@@ -141,7 +141,8 @@ def test_the_model_says_them(shards, tmp_path):
     ({"aux_loss": 0.1, "balance": "bias"}, {"threshold", "load_decay", "balance_from", "balance_ramp"}),
     ({"aux_loss": 0.1, "balance": "overflow"}, {"bias_rate"}),
     ({"balance": "overflow", "threshold": None},
-     {"bias_rate", "load_decay", "balance_from", "balance_ramp", "aux_scope"})], ids=str)
+     {"bias_rate", "load_decay", "balance_from", "balance_ramp", "aux_scope"})],
+    ids=["none", "bias", "overflow", "threshold of infinity"])
 def test_settings_that_do_nothing(settings, named):
     assert idle(routing(**settings)).keys() == named
 
