@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -130,10 +131,17 @@ def main() -> None:
         for shape in shapes:
             jobs = [(shape, product, how) for product in PRODUCTS for how in candidates(product)]
             print(f"compiling {len(jobs)} kernels", flush=True)
-            list(pool.map(build, jobs, chunksize=4))
+            try:
+                list(pool.map(build, jobs, chunksize=4))
+            except BrokenProcessPool as error:      # a compiler crashed: what is missing is compiled when it is run
+                print(f"compiling ahead ended early: {error}", file=sys.stderr)
             lines += measured(shape, sums)
-            # After each shape: what is stopped later leaves the best so far.
-            write(out, {product: min(found, key=lambda how: found[how]) for product, found in sums.items()}, lines)
+            write(out, best(sums), lines)           # at once: what is stopped later leaves the best so far
+
+
+def best(sums: dict[str, dict[Tiling, float]]) -> dict[str, Tiling]:
+    used = tilings(torch.device("cuda"), torch.bfloat16)
+    return {product: min(found, key=lambda how: found[how], default=used[product]) for product, found in sums.items()}
 
 
 def measured(shape: Shape, sums: dict[str, dict[Tiling, float]]) -> list[str]:
@@ -146,15 +154,17 @@ def measured(shape: Shape, sums: dict[str, dict[Tiling, float]]) -> list[str]:
             lines.append(f"{shape} {product:17} {spent:8.3f} ms {case.flops(product) / spent / 1e9:6.0f} TFLOP/s "
                          f"{tuple(how)}")
             print(lines[-1] if rank < 3 else "", end="\n" if rank < 3 else "", flush=True)
+        if not found:
+            continue
         kept = found if not sums[product] else {how: sums[product][how] for how in found if how in sums[product]}
         sums[product] = {how: (sums[product].get(how, 0.0)) + found[how] / min(found.values()) for how in kept}
     return lines
 
 
-def write(out: Path, best: dict[str, Tiling], lines: list[str]) -> None:
+def write(out: Path, found: dict[str, Tiling], lines: list[str]) -> None:
     major, minor = torch.cuda.get_device_capability()
     wide = tilings(torch.device("cuda"), torch.float32)
-    tables = {"16 bit": best, "32 bit": wide}
+    tables = {"16 bit": found, "32 bit": wide}
     text = ",\n".join(f'  "{name}": {{\n' + ",\n".join(
         f'    "{product}": {json.dumps(table[product]._asdict())}' for product in PRODUCTS) + "\n  }"
         for name, table in tables.items())

@@ -61,7 +61,7 @@ def mixture(router, case, device, dtype):
             weight.copy_(torch.randn(weight.shape, generator=drawn).bfloat16().float() * weight.shape[-1] ** -0.5)
         made.gate.weight.copy_(torch.arange(case.experts)[:, None] / 32 if case.aimed else gate)
         made.bias.copy_(torch.randint(-16, 17, made.bias.shape, generator=drawn) / 128 * case.biased)
-        made.updates.fill_(WARM)        # what begins by and by has begun
+        made.num_updates.fill_(WARM)        # what begins by and by has begun
     made.bfloat16().to(device, dtype)
     if case.wide_gate:
         made.gate.weight = torch.nn.Parameter(wide.to(device))

@@ -39,7 +39,7 @@ LIKE_DEEPSEEK = SMALL._replace(biased=True).by(score="sigmoid", scale=2.5)
 # Each is a branch that a kernel is compiled without otherwise.
 BRANCHES = [LIKE_DEEPSEEK, SMALL.by(score="sigmoid", normalize=False),
             SMALL._replace(biased=True).by(score="softmax_of_chosen"), SPREAD.by(normalize=False, scale=0.5),
-            SMALL.by(groups=4, top_groups=2), SMALL.by(capacity_factor=0.75), AIMED.by(capacity_factor=1.0)]
+            SMALL.by(num_groups=4, top_groups=2), SMALL.by(capacity_factor=0.75), AIMED.by(capacity_factor=1.0)]
 IN_FLOAT32 = [ONE, ODD_WIDTHS, AIMED, Case(8191, 8, 256, 72, 40), LIKE_DEEPSEEK]
 MOVED = [AIMED.by(capacity_factor=1.0), AIMED.by(balance="overflow", threshold=1.5)]
 ROUTERS = pytest.mark.parametrize("name", OPTIONS)
@@ -57,7 +57,7 @@ def router(name, case=AIMED, dtype=torch.bfloat16):
 @pytest.mark.parametrize("case", [*CASES, *WIDE_GATE, *BRANCHES], ids=str)
 def test_bfloat16_equals_the_loop_in_float32(name, case):
     plain = assert_equal_to_the_loop(router(name, case), case, "cuda", torch.bfloat16)
-    assert not case.aimed or int((plain["load"].view(-1, case.experts)[0] > 0).sum()) == case.top_k
+    assert not case.aimed or int((plain["load"][0] > 0).sum()) == case.top_k
 
 
 @ROUTERS
