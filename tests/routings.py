@@ -22,6 +22,7 @@ def past(how, **known):
 
 def chosen(x, valid, gate, how, training=True, **known):
     """`choose`, of a mixture that remembers what is named."""
-    from forge.moe_router.gate import choose
+    from forge.moe_router.gate import choose, logits_of
 
-    return choose(x, valid, gate, how, past(how, **known), training)
+    logits = logits_of(x, gate, how.jitter if training else 0.0)
+    return choose(logits, valid, how, past(how, **known), training)

@@ -11,7 +11,7 @@ from torch import Tensor
 from forge.kernels import runs_on
 from forge.moe_router.by_kernels import by_kernels, choose_and_place, placed_rows, through_experts
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import Choice, imbalance, logits_of, moves
+from forge.moe_router.gate import Choice, imbalance, moves
 from forge.moe_router.mixture import Execute, Mixture
 
 
@@ -23,7 +23,7 @@ class FusedMixture(Mixture):
         if routing.groups > 1 or (self.training and moves(routing)) or not _has_kernels(x.device, x.dtype):
             return super().choose(x, valid)
         valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
-        logits = logits_of(x, self.gate.weight, routing.jitter if self.training else 0.0)
+        logits = self.gate(x)
         past = self.past()
         experts, weights, load, placement = choose_and_place(
             logits.flatten(0, 1), past.bias, valid.flatten(), routing,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.moe_router import Routing
-from forge.moe_router.gate import Choice, Past, choose
+from forge.moe_router.gate import Choice, Gate, Past, choose
 
 Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
 Start = Callable[[Execute, Tensor, Tensor, Tensor, Tensor, Tensor], Callable[[], Tensor]]
@@ -45,7 +45,7 @@ class Mixture(nn.Module):
 
     def __init__(self, width: int, hidden: int, routing: Routing, execute: Execute) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, routing.num_experts, bias=False)
+        self.gate = Gate(width, routing.num_experts, routing.jitter)
         self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
         self.shared = SharedExpert(width, routing.shared_hidden) if routing.shared_hidden else None
@@ -68,7 +68,7 @@ class Mixture(nn.Module):
         return y if shared is None else y + shared, choice.aux, choice.load
 
     def choose(self, x: Tensor, valid: Tensor | None) -> Choice:
-        return choose(x, valid, self.gate.weight, self.routing, self.past(), self.training)
+        return choose(self.gate(x), valid, self.routing, self.past(), self.training)
 
     def execute_for(self, choice: Choice) -> Execute:
         return self.execute
