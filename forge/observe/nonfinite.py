@@ -18,6 +18,7 @@ from forge.hardware import Topology
 def origin_of(model: nn.Module, again: Callable[[int], None], topology: Topology, step: int) -> str:
     """A sentence. again: takes the forward and backward passes of update `step` once more. All ranks call it."""
     own = _weights(model)
+    when = 0
     if all_agree(own is None, topology):
         search = Search(model, f" on rank {topology.rank}" if topology.world_size > 1 else "")
         try:
@@ -26,13 +27,14 @@ def origin_of(model: nn.Module, again: Callable[[int], None], topology: Topology
                 again(step)
         except Exception as error:      # said, since it must not hide why the run ends; others may hang: do not wait
             return f"Looking for where it arose failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}."
-        own = search.found
-    said = [own] * topology.world_size
+        own, when = search.found, search.looks
+    said = [(when, own)] * topology.world_size
     if topology.world_size > 1:
-        dist.all_gather_object(said, own)
-    return next(filter(None, said), (
+        dist.all_gather_object(said, (when, own))
+    _, earliest = min(said, key=lambda one: (one[1] is None, one[0]))       # from there it may have gone to other ranks
+    return earliest or (
         f"Where it arose is not known: all weights are finite, and so were the passes of step {step} when taken once "
-        f"more, without compilation. What differs is rounding, and what is drawn by other means than the seed."))
+        f"more, without compilation. What differs is rounding, and what is drawn by other means than the seed.")
 
 
 def _weights(model: nn.Module) -> str | None:
@@ -47,12 +49,14 @@ class Search:
     """Watches what modules are given and give, in the order of execution, and then the gradients of both, until
     something is not finite. That is where it arose: what came before was finite.
 
-    found: a sentence on it. whose: its end. The model is called with a batch first.
+    found: a sentence on it. whose: its end. looks: how many tensors were looked at for it; all ranks look at the same
+    ones in the same order. The model is called with a batch first.
     """
 
     def __init__(self, model: nn.Module, whose: str) -> None:
         self.model, self.whose = model, whose
         self.found: str | None = None
+        self.looks = 0
         self.micro_batch, self.shape = 0, torch.Size()
 
     @contextmanager
@@ -104,7 +108,10 @@ class Search:
 
     @torch.no_grad()
     def _look(self, place: str, tensor: Tensor) -> None:
-        if self.found is not None or bool(tensor.isfinite().all()):
+        if self.found is not None:
+            return
+        self.looks += 1
+        if bool(tensor.isfinite().all()):
             return
         counts = {"nan": int(tensor.isnan().sum()), "inf": int(tensor.isinf().sum())}
         kinds = " and ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
