@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CELLS = 2048            # tokens (or tiles) times experts that a program looks at at a time, in registers
+CELLS = 4096            # tokens (or tiles) times experts that a program looks at at a time, in registers
 
 
 class Scores(NamedTuple):
@@ -115,7 +115,7 @@ def _value(logit, SCORE: tl.constexpr, NORMALIZE: tl.constexpr):  # type: ignore
     return value
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])     # type: ignore[untyped-decorator]
 def _weights_backward(  # type: ignore[no-untyped-def]
         grad, logits, experts, out, tokens, scale, E: tl.constexpr, K: tl.constexpr, SCORE: tl.constexpr,
         NORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr):

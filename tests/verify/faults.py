@@ -105,10 +105,10 @@ class FromTheLast(Mixture):
 
     def forward(self, x, valid):
         logits = logits_of(x, self.gate.weight.flip(0), 0.0)
-        choice = choose(logits, valid, self.routing, self.past(), self.training)
+        choice = choose(logits, valid, self.routing, self.memory(), self.training)
         experts = self.routing.num_experts - 1 - choice.experts
         y = by_sorting(x.flatten(0, 1), experts, choice.weights, self.gate_up, self.down).view_as(x)
-        return y, choice.aux, choice.load.flip(0)
+        return y, choice.aux, choice.load.flip(-1)
 
 @dataclass(frozen=True)
 class Option:
