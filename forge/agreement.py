@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,7 +32,7 @@ class Agreement:
         device = self.topology.device
         if self.topology.world_size == 1:
             return torch.full((), float(num_targets), device=device), asked
-        ballot = torch.tensor([num_targets, Request.STOP in asked, Request.SNAPSHOT in asked], dtype=torch.int64)
+        ballot = torch.tensor([num_targets, *(request in asked for request in Request)], dtype=torch.int64)
         if device.type == "cuda":
             ballot = ballot.pin_memory().to(device, non_blocking=True)
         dist.all_reduce(ballot)
@@ -52,8 +55,8 @@ class Agreement:
         ballot, arrived = self._pending
         if arrived is not None:
             arrived.synchronize()
-        _, stop, snapshot = ballot.tolist()
-        return (Request.STOP if stop else Request.NONE) | (Request.SNAPSHOT if snapshot else Request.NONE)
+        votes = zip(Request, ballot.tolist()[1:], strict=True)
+        return reduce(or_, (request for request, count in votes if count), Request.NONE)
 
 
 def total(values: Tensor, topology: Topology) -> Tensor:

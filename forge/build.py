@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from forge.agreement import Agreement
+from forge.agreement import Agreement, total
 from forge.batch import Batch, Cursor
 from forge.comm import Sync
+from forge.comm.sync import Alone
 from forge.config import Config
 from forge.errors import ConfigError
 from forge.feed import Feed
 from forge.hardware import Topology
 from forge.model import Parts
 from forge.observe.ledger import Ledger, drop_after
+from forge.observe.nonfinite import origin_of
 from forge.observe.phases import Phases
 from forge.observe.seen import Seen
+from forge.optimizer import Update
 from forge.optimizer.groups import freeze
 from forge.parallel.spread import spread_in
+from forge.passes.turns import Turns
 from forge.run import Run
 from forge.snapshot.store import read_snapshot
 from forge.state import Progress, Rng, RunState
-from forge.trainer import Trainer
+from forge.trainer import Trainer, scale_of
 
 
 def build_model(config: Config, topology: Topology) -> nn.Module:
@@ -67,7 +72,8 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     _prepare(config, sync, feed, stage, topology)
 
     ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
-                    model)
+                    partial(origin_of, model, _again(config, feed, stage, model, sync, update, progress, topology),
+                            topology))
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
                      {"rng": Rng()}, spread_in(model))
     identity = _identity(config, feed)
@@ -108,6 +114,23 @@ def _prepare(config: Config, sync: Sync, feed: Feed, stage: Callable[[Batch], Ba
             buffer.copy_(before[name])                          # what the model remembers is of training
 
     sync.prepare(rehearse)
+
+
+def _again(config: Config, feed: Feed, stage: Callable[[Batch], Batch], model: nn.Module, sync: Sync, update: Update,
+           progress: Progress, topology: Topology) -> Callable[[int], None]:
+    """Takes the passes of a past update once more, with the weights of now. Gradients of ranks do not meet."""
+    turns = Turns(Alone(model), config.precision, topology.device, lambda phase: None)
+
+    def again(step: int) -> None:
+        cursor = progress.cursor
+        for _ in range(progress.step - step + 1):
+            cursor = feed.before(cursor)
+        work = feed[cursor]
+        targets = total(torch.full((), float(work.num_targets), device=topology.device), topology)
+        with sync.micro(last=False):
+            turns(map(stage, work.batches), scale_of(update, targets, topology.data_size))
+
+    return again
 
 
 def _identity(config: Config, feed: Feed) -> dict[str, Any]:

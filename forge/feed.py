@@ -40,6 +40,12 @@ class Feed:
             return Cursor(cursor.epoch, cursor.index + 1)
         return Cursor(cursor.epoch + 1, 0)
 
+    def before(self, cursor: Cursor) -> Cursor:
+        """The position that it follows. There is none before the first."""
+        if cursor.index > 0:
+            return Cursor(cursor.epoch, cursor.index - 1)
+        return Cursor(cursor.epoch - 1, len(self.plan(cursor.epoch - 1)) - 1)
+
     def plan(self, epoch: int) -> Plan:
         return _plan(self, epoch)
 

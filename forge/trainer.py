@@ -53,7 +53,7 @@ class Trainer:
             work = next(self.works)
             targets, agreed = self.agreement.cast(work.num_targets, self.asked)
             self.asked = Request.NONE
-            scale = self.update.scale * self.data_size / targets.clamp(min=1)
+            scale = scale_of(self.update, targets, self.data_size)
             terms = self.passes(work.batches, scale)
             self.sync.finish(self.progress.step)
             self.mark("optimizer")
@@ -67,3 +67,9 @@ class Trainer:
     def ask(self, request: Request | None) -> None:
         """What an observer wants; all ranks hear of it in the next update."""
         self.asked |= request or Request.NONE
+
+
+def scale_of(update: Update, targets: Tensor, data_size: int) -> Tensor:
+    """What the sum over a rank's targets is multiplied by, so that the mean of the ranks' gradients is that of the mean
+    over all targets."""
+    return update.scale * data_size / targets.clamp(min=1)

@@ -1,7 +1,7 @@
 """A routing to start from: what a test does not name is off."""
 
 from forge.moe_router import Routing
-from forge.moe_router.gate import choose
+from forge.moe_router.gate import choose, logits_of
 from forge.moe_router.memory import Memory
 
 
@@ -14,4 +14,5 @@ def routing(**changes):
 
 def chosen(x, valid, gate, how, training=True, **known):
     """`choose`, of a mixture that remembers what is named, and else nothing."""
-    return choose(x, valid, gate, how, Memory.empty(how.num_experts)._replace(**known), training)
+    logits = logits_of(x, gate, how.jitter if training else 0.0)
+    return choose(logits, valid, how, Memory.empty(how.num_experts)._replace(**known), training)

@@ -57,6 +57,7 @@ def test_positions_go_on_into_the_next_epoch():
     assert len(each.plan(0)) == 8
     assert each[Cursor(0, 3)].cursor == each.after(Cursor(0, 3)) == Cursor(0, 4)
     assert each[Cursor(0, 7)].cursor == each.after(Cursor(0, 7)) == Cursor(1, 0)
+    assert each.before(Cursor(0, 4)) == Cursor(0, 3) and each.before(Cursor(1, 0)) == Cursor(0, 7)
     assert rows([each[Cursor(0, 0)]]) != rows([each[Cursor(1, 0)]])
 
 

@@ -12,7 +12,7 @@ from forge.kernels import runs_on
 from forge.moe_router import Routing
 from forge.moe_router.by_kernels import by_kernels, choose_and_place, placed_rows, through_experts
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import Choice, counts_of, imbalance, logits_of, may_move_choices, with_update
+from forge.moe_router.gate import Choice, counts_of, imbalance, may_move_choices, with_update
 from forge.moe_router.memory import Memory
 from forge.moe_router.mixture import Execute, Mixture
 
@@ -26,7 +26,7 @@ class FusedMixture(Mixture):
         if routing.num_groups > 1 or moved or not _has_kernels(x.device, x.dtype):
             return super().choose(x, valid)
         valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
-        logits = logits_of(x, self.gate.weight, routing.jitter if self.training else 0.0)
+        logits = self.gate(x)
         memory = self.memory()
         experts, weights, load, placement = choose_and_place(
             logits.flatten(0, 1), memory.bias, valid.flatten(), routing,

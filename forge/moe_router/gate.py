@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from forge.moe_router import Routing
 from forge.moe_router.balance import balance_loss, z_loss
@@ -31,12 +31,21 @@ class Choice(NamedTuple):
     placement: list[Tensor] | None = None
 
 
-def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing, memory: Memory,
-           training: bool) -> Choice:
-    """x: [B, T, width]. valid: [B, T] bool; other tokens are routed and computed too, and take room, but count neither
-    in aux nor among the choices that balance looks at."""
-    valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
-    logits = logits_of(x, gate_weight, routing.jitter if training else 0.0)
+class Gate(nn.Linear):
+    """[B, T, width] -> logits [B, T, num_experts], see logits_of. A module, so that who watches modules sees them."""
+
+    def __init__(self, width: int, num_experts: int, jitter: float) -> None:
+        super().__init__(width, num_experts, bias=False)
+        self.jitter = jitter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return logits_of(x, self.weight, self.jitter if self.training else 0.0)
+
+
+def choose(logits: Tensor, valid: Tensor | None, routing: Routing, memory: Memory, training: bool) -> Choice:
+    """logits: [B, T, num_experts]. valid: [B, T] bool; other tokens are routed and computed too, and take room, but
+    count neither in aux nor among the choices that balance looks at."""
+    valid = torch.ones_like(logits[..., 0], dtype=torch.bool) if valid is None else valid
     scores = _scores(logits, routing)
     keys = _keys(logits, scores, memory.bias, routing).detach().flatten(0, 1)
     chosen = choose_experts(keys, routing.top_k, routing.num_groups, routing.top_groups)

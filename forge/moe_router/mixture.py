@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.moe_router import Routing
-from forge.moe_router.gate import Choice, choose
+from forge.moe_router.gate import Choice, Gate, choose
 from forge.moe_router.memory import Remembering
 
 Execute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]        # see forge.moe_router.experts
@@ -47,7 +47,7 @@ class Mixture(Remembering):
 
     def __init__(self, width: int, hidden: int, routing: Routing, execute: Execute) -> None:
         super().__init__(routing)
-        self.gate = nn.Linear(width, routing.num_experts, bias=False)
+        self.gate = Gate(width, routing.num_experts, routing.jitter)
         self.gate_up = nn.Parameter(torch.empty(routing.num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(routing.num_experts, width, hidden))
         self.shared = SharedExpert(width, routing.shared_hidden) if routing.shared_hidden else None
@@ -66,7 +66,7 @@ class Mixture(Remembering):
         return y if shared is None else y + shared, choice.aux, choice.load
 
     def choose(self, x: Tensor, valid: Tensor | None) -> Choice:
-        return choose(x, valid, self.gate.weight, self.routing, self.memory(), self.training)
+        return choose(self.gate(x), valid, self.routing, self.memory(), self.training)
 
     def execute_for(self, choice: Choice) -> Execute:
         return self.execute

@@ -15,6 +15,7 @@ class Request(Flag):
     NONE = 0
     STOP = auto()
     SNAPSHOT = auto()
+    GIVE_UP = auto()        # end with an error, which whoever asks raises once it is agreed
 
 
 class Observer(Protocol):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
+from typing import Any
 
 
 def finite(value: Any, otherwise: Callable[[float], Any] = lambda number: None) -> Any:
@@ -20,9 +17,3 @@ def finite(value: Any, otherwise: Callable[[float], Any] = lambda number: None) 
     if isinstance(value, list | tuple):
         return [finite(item, otherwise) for item in value]
     return otherwise(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def not_finite(model: nn.Module) -> list[str]:
-    """The parameters and buffers that hold such a value, by name. Waits for the device."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return [name for name, tensor in tensors if tensor.is_floating_point() and not bool(tensor.isfinite().all())]

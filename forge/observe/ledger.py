@@ -7,18 +7,19 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forge.agreement import total
 from forge.errors import ForgeError
 from forge.hardware import Topology
 from forge.observe import Request
-from forge.observe.finite import finite, not_finite
+from forge.observe.finite import finite
 from forge.observe.phases import Phases
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ class Ledger:
 
     Sums go over all ranks. The copy to the host is read when it has arrived, so a record comes out a little later
     than its step, and the device is never waited for before the end.
+    origin: says in a sentence where what was not finite in an update arose; all ranks call it.
     """
 
     def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases,
-                 model: nn.Module) -> None:
-        self.path, self.every, self.max_skipped, self.model = path, every, max_skipped, model
+                 origin: Callable[[int], str]) -> None:
+        self.path, self.every, self.max_skipped, self.origin = path, every, max_skipped, origin
         self.topology, self.phases = topology, phases
         self.sinks: list[Sink] = []
         self.targets: Tensor | float = 0.0                  # trained on since the start of this process
@@ -59,8 +61,11 @@ class Ledger:
         self._read_steps, self._last_targets = 0, 0.0
         self._last_step: int | None = None
         self._file: TextIO | None = None
+        self._hopeless: Record | None = None                # the first record with more than max_skipped
 
     def __call__(self, step: Step) -> Request | None:
+        if Request.GIVE_UP in step.agreed:
+            self._read_all()
         self.targets = self.targets + step.targets.double()
         if self._last_step is None:
             self._last_step = step.number - 1
@@ -68,7 +73,7 @@ class Ledger:
             self._pending.append(self._fetch(step))
         while self._pending and (self._pending[0].arrived is None or self._pending[0].arrived.query()):
             self._write(self._pending.popleft())
-        return None
+        return Request.GIVE_UP if self._hopeless else None
 
     def note(self, step: int, **figures: float) -> None:
         """Record figures that are on the host already, such as a held-out loss."""
@@ -76,11 +81,7 @@ class Ledger:
 
     def result(self) -> dict[str, Any]:
         """Write what is still on its way; the losses of the run, and what the trackers have to say."""
-        while self._pending:
-            pending = self._pending.popleft()
-            if pending.arrived is not None:
-                pending.arrived.synchronize()
-            self._write(pending)
+        self._read_all()
         if self._file is not None:
             self._file.close()
         facts: dict[str, Any] = {"tokens": int(self.targets_before + self.targets_here()),
@@ -119,15 +120,21 @@ class Ledger:
         self.loss_first = record["loss"] if self.loss_first is None else self.loss_first
         self.loss_last = record["loss"]
         self._publish(record)
-        if record["skipped"] > self.max_skipped:
-            raise ForgeError(f"The gradient was not finite in {record['skipped']} updates in a row, up to step "
-                             f"{pending.step}, so nothing was learnt in them.{self._suspects()} Lower optimizer.lr, or "
-                             f"look at the data; optimizer.max_skipped={self.max_skipped} is the bound.")
+        if record["skipped"] > self.max_skipped and self._hopeless is None:
+            self._hopeless = record
 
-    def _suspects(self) -> str:
-        names = not_finite(self.model)
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f" Not finite are the weights of {', '.join(names[:3])}{more}." if names else ""
+    def _read_all(self) -> None:
+        """Wait for what is on its way. All ranks call it at the same step, so that they give up together."""
+        while self._pending:
+            pending = self._pending.popleft()
+            if pending.arrived is not None:
+                pending.arrived.synchronize()
+            self._write(pending)
+        if self._hopeless is not None:
+            skipped, step = self._hopeless["skipped"], self._hopeless["step"]
+            raise ForgeError(f"The gradient was not finite in {skipped} updates in a row, up to step {step}, so "
+                             f"nothing was learnt in them. {self.origin(step)} Lower optimizer.lr, or look at the "
+                             f"data; optimizer.max_skipped={self.max_skipped} is the bound.")
 
     def _publish(self, record: Record) -> None:
         if self.topology.is_first:

@@ -97,14 +97,15 @@ class Option(SDPA):
 OTHER_TIES = """
 from dataclasses import dataclass
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import choose
+from forge.moe_router.gate import choose, logits_of
 from forge.moe_router.mixture import Mixture
 
 class FromTheLast(Mixture):
     '''Experts counted from the last to the first, so that ties go to the higher number.'''
 
     def forward(self, x, valid):
-        choice = choose(x, valid, self.gate.weight.flip(0), self.routing, self.memory(), self.training)
+        logits = logits_of(x, self.gate.weight.flip(0), 0.0)
+        choice = choose(logits, valid, self.routing, self.memory(), self.training)
         experts = self.routing.num_experts - 1 - choice.experts
         y = by_sorting(x.flatten(0, 1), experts, choice.weights, self.gate_up, self.down).view_as(x)
         return y, choice.aux, choice.load.flip(-1)
