@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from forge.kernels import grouped, placement
+from forge.kernels import grouped, placement, weight_gradient
 from forge.kernels.tilings import PRODUCTS, Tiling, tilings
 
 Shape = tuple[int, int, int, int, int]
@@ -72,8 +72,8 @@ class Case:
             "down_backward": lambda: grouped.down_backward(self.grad, self.down, self.weights, self.h, self.where,
                                                            how)[1],
             "up_backward": lambda: grouped.down(self.h, self.gate_up, self.where, how, transposed=False),
-            "gate_up_gradient": lambda: grouped.weight_gradient(self.h, self.x, self.where, "right", how),
-            "down_gradient": lambda: grouped.weight_gradient(self.grad, self.active, self.where, "left", how)}
+            "gate_up_gradient": lambda: weight_gradient.weight_gradient(self.h, self.x, self.where, "right", how),
+            "down_gradient": lambda: weight_gradient.weight_gradient(self.grad, self.active, self.where, "left", how)}
         return calls[product]()
 
     def flops(self, product: str) -> float:
@@ -87,7 +87,8 @@ def build(job: tuple[Shape, str, Tiling]) -> None:
 
     run = JITFunction.run
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    grouped.num_multiprocessors = lambda device: multiprocessors
+    for module in (grouped, weight_gradient):
+        module.num_multiprocessors = lambda device: multiprocessors
     JITFunction.run = lambda self, *args, grid, warmup, **how: run(self, *args, grid=grid, warmup=True, **how)
     try:
         Case(job[0], "cpu").run(*job[1:])

@@ -25,9 +25,9 @@ def up(x: Tensor, gate_up: Tensor, where: Placement, how: Tiling) -> tuple[Tenso
     hidden, width = gate_up.shape[1] // 2, gate_up.shape[2]
     rows, top_k = where.slots.numel(), where.slots.shape[1]
     h, active = x.new_empty(rows, 2 * hidden), x.new_empty(rows, hidden)
-    by_copier = how.by_copier and _copies(gate_up, width)
+    by_copier = how.by_copier and copies(gate_up, width)
     _up[(_programs(where, triton.cdiv(hidden, how.columns), how),)](
-        x, _described(gate_up, how.columns, how.depth) if by_copier else gate_up, h, active, where.sources, where.ends,
+        x, described(gate_up, how.columns, how.depth) if by_copier else gate_up, h, active, where.sources, where.ends,
         where.tiles, where.num_tiles, where.tiles.shape[1], width, hidden, top_k, by_copier, how.rows, how.columns,
         how.depth, num_warps=how.warps, num_stages=how.stages)
     return h, active
@@ -37,11 +37,11 @@ def down(rows: Tensor, weights: Tensor, where: Placement, how: Tiling, transpose
     """rows @ weights, or, transposed, @ weights^T: [R, n]. rows: [R, k]; weights: [E, k, n], or [E, n, k]."""
     inner, columns = rows.shape[1], weights.shape[1 if transposed else 2]
     out = rows.new_empty(rows.shape[0], columns)
-    by_copier = how.by_copier and _copies(rows, inner) and _copies(weights, columns) and inner % how.depth == 0
+    by_copier = how.by_copier and copies(rows, inner) and copies(weights, columns) and inner % how.depth == 0
     block = (how.columns, how.depth) if transposed else (how.depth, how.columns)
     _down[(_programs(where, triton.cdiv(columns, how.columns), how),)](
-        _described(rows, how.rows, how.depth) if by_copier else rows,
-        _described(weights, *block) if by_copier else weights, out, where.ends, where.tiles, where.num_tiles,
+        described(rows, how.rows, how.depth) if by_copier else rows,
+        described(weights, *block) if by_copier else weights, out, where.ends, where.tiles, where.num_tiles,
         where.tiles.shape[1], inner, columns, transposed, by_copier, how.rows, how.columns, how.depth,
         num_warps=how.warps, num_stages=how.stages)
     return out
@@ -58,38 +58,23 @@ def down_backward(grad: Tensor, down_weight: Tensor, weights: Tensor, h: Tensor,
     width, hidden = down_weight.shape[1:]
     column_tiles = triton.cdiv(hidden, how.columns)
     programs = _programs(where, column_tiles, how)
-    by_copier = how.by_copier and _copies(down_weight, hidden) and width % how.depth == 0
+    by_copier = how.by_copier and copies(down_weight, hidden) and width % how.depth == 0
     parts = torch.empty(column_tiles, h.shape[0], dtype=torch.float32, device=h.device)
     h_grad, weighted = torch.empty_like(h), h.new_empty(h.shape[0], hidden)
     _down_backward[(programs,)](
-        grad, _described(down_weight, how.depth, how.columns) if by_copier else down_weight, weights, h, parts, h_grad,
+        grad, described(down_weight, how.depth, how.columns) if by_copier else down_weight, weights, h, parts, h_grad,
         weighted, where.sources, where.ends, where.tiles, where.num_tiles, where.tiles.shape[1], h.shape[0], width,
         hidden, weights.shape[1], by_copier, how.rows, how.columns, how.depth, num_warps=how.warps,
         num_stages=how.stages)
     return parts, h_grad, weighted
 
 
-def weight_gradient(left: Tensor, right: Tensor, where: Placement, gathered: str, how: Tiling) -> Tensor:
-    """left^T @ right over the rows of each expert: [E, m, n]. One of the two is sorted, [R, ...]; `gathered` ("left"
-    or "right") stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
-    num_experts, height, columns = len(where.ends), left.shape[1], right.shape[1]
-    out = left.new_empty(num_experts, height, columns)
-    in_order, part = (right, how.columns) if gathered == "left" else (left, how.rows)
-    by_copier = how.by_copier and _copies(in_order, in_order.shape[1])
-    tiles = num_experts * triton.cdiv(height, how.rows) * triton.cdiv(columns, how.columns)
-    _weight_gradient[(min(tiles, how.per_multiprocessor * num_multiprocessors(out.device)),)](
-        left, right, _described(in_order, how.depth, part) if by_copier else None, out, where.sources, where.ends,
-        num_experts, height, columns, where.slots.shape[1], gathered == "left", by_copier, how.rows, how.columns,
-        how.depth, num_warps=how.warps, num_stages=how.stages)
-    return out
-
-
-def _copies(tensor: Tensor, row: int) -> bool:
+def copies(tensor: Tensor, row: int) -> bool:
     """Whether the copy engine (TMA) can read rows of this length: they begin at multiples of 16 bytes."""
     return tensor.numel() > 0 and row * tensor.element_size() % 16 == 0 and tensor.data_ptr() % 16 == 0
 
 
-def _described(tensor: Tensor, *block: int) -> TensorDescriptor:
+def described(tensor: Tensor, *block: int) -> TensorDescriptor:
     """All matrices below each other, of which the copy engine takes blocks."""
     return TensorDescriptor.from_tensor(tensor.flatten(0, -2), list(block))
 
@@ -270,58 +255,3 @@ def _back_through(  # type: ignore[no-untyped-def]
     tl.store(h_grad + place, (a_grad * up * slope).to(h_grad.dtype.element_ty), mask=there)
     tl.store(h_grad + place + HIDDEN, (a_grad * gate * open_).to(h_grad.dtype.element_ty), mask=there)
     return weight_grad
-
-
-@triton.jit     # type: ignore[untyped-decorator]
-def _weight_gradient(  # type: ignore[no-untyped-def]
-        left, right, described, out, sources, ends, num_experts, M: tl.constexpr, N: tl.constexpr,
-        TOP_K: tl.constexpr, GATHER_LEFT: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr,
-        COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-    row_tiles: tl.constexpr = (M + ROWS - 1) // ROWS
-    column_tiles: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
-    for tile in range(tl.program_id(0), num_experts * row_tiles * column_tiles, tl.num_programs(0)):
-        expert = tile // (row_tiles * column_tiles)
-        first_m = tile // column_tiles % row_tiles * ROWS
-        first_n = tile % column_tiles * COLUMNS
-        first = tl.load(ends + expert - 1, mask=expert > 0, other=0)
-        stop = tl.load(ends + expert)
-        whole = first + (stop - first) // DEPTH * DEPTH
-        sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(first, whole, DEPTH):
-            row = start + tl.arange(0, DEPTH)
-            token = tl.load(sources + row) // TOP_K
-            if BY_COPIER and not GATHER_LEFT:
-                one = described.load([start, first_m])
-            else:
-                one = _columns_of(left, token if GATHER_LEFT else row, None, first_m, M, ROWS)
-            if BY_COPIER and GATHER_LEFT:
-                other = described.load([start, first_n])
-            else:
-                other = _columns_of(right, row if GATHER_LEFT else token, None, first_n, N, COLUMNS)
-            sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
-        if whole < stop:
-            # Rows past the expert's last are another's, or nothing that was ever written: neither may be multiplied.
-            row = whole + tl.arange(0, DEPTH)
-            live = row < stop
-            token = tl.load(sources + row, mask=live, other=0) // TOP_K
-            one = _columns_of(left, token if GATHER_LEFT else row, live, first_m, M, ROWS)
-            other = _columns_of(right, row if GATHER_LEFT else token, live, first_n, N, COLUMNS)
-            sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
-        m, n = first_m + tl.arange(0, ROWS), first_n + tl.arange(0, COLUMNS)
-        tl.store(out + expert.to(tl.int64) * (M * N) + m.to(tl.int64)[:, None] * N + n[None, :],
-                 sums.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
-
-
-@triton.jit     # type: ignore[untyped-decorator]
-def _columns_of(  # type: ignore[no-untyped-def]
-        tensor, row, live, first, SIZE: tl.constexpr, COUNT: tl.constexpr):
-    """[rows, COUNT]: columns `first` and so on of these rows of [..., SIZE]; zeros where not live. live: None: all."""
-    column = first + tl.arange(0, COUNT)
-    place = tensor + row.to(tl.int64)[:, None] * SIZE + column[None, :]
-    if live is None and SIZE % COUNT == 0:
-        found = tl.load(place)
-    elif live is None:
-        found = tl.load(place, mask=(column < SIZE)[None, :], other=0)
-    else:
-        found = tl.load(place, mask=live[:, None] & (column < SIZE)[None, :], other=0)
-    return found

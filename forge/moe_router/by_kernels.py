@@ -142,15 +142,16 @@ def _experts_backward(grad: Tensor, tokens: Tensor, weights: Tensor, gate_up: Te
     from forge.kernels import combine, grouped
     from forge.kernels.placement import Placement
     from forge.kernels.tilings import tilings
+    from forge.kernels.weight_gradient import weight_gradient
 
     where, how, grad = Placement(*placement), tilings(tokens.device, tokens.dtype), grad.contiguous()
     parts, h_grad, weighted = grouped.down_backward(grad, down, weights, h, where, how["down_backward"])
-    down_grad = grouped.weight_gradient(grad, weighted, where, "left", how["down_gradient"])
+    down_grad = weight_gradient(grad, weighted, where, "left", how["down_gradient"])
     del weighted
     rows = grouped.down(h_grad, gate_up, where, how["up_backward"], transposed=False)
     tokens_grad = combine.combine(rows, where.slots, None)
     del rows
-    gate_up_grad = grouped.weight_gradient(h_grad, tokens, where, "right", how["gate_up_gradient"])
+    gate_up_grad = weight_gradient(h_grad, tokens, where, "right", how["gate_up_gradient"])
     return tokens_grad, combine.collect(parts, where.slots), gate_up_grad, down_grad
 
 

@@ -41,8 +41,8 @@ def built(self, *args, grid, warmup, **how):
                       "copies": "cp.async.bulk.tensor" in kernel.asm["ptx"]}), flush=True)
 
 JITFunction.run = built
-from forge.kernels import choice, combine, grouped, placement, tilings
-for module in (grouped, placement):
+from forge.kernels import choice, grouped, placement, tilings, weight_gradient
+for module in (grouped, placement, weight_gradient):
     module.num_multiprocessors = lambda device: 132
 
 def like(*shape, dtype=torch.bfloat16):         # of this shape, and of no size
@@ -56,7 +56,7 @@ where = placement.Placement(*integers)
 # Strides tell a description of memory how long a row is.
 gate_up = torch.empty(2 * hidden, width, dtype=torch.bfloat16).expand(num_experts, -1, -1)
 down = torch.empty(width, hidden, dtype=torch.bfloat16).expand(num_experts, -1, -1)
-grouped._described = lambda tensor, *block: grouped.TensorDescriptor(
+grouped.described = weight_gradient.described = lambda tensor, *block: grouped.TensorDescriptor(
     tensor, [tensor.shape[:-1].numel(), tensor.shape[-1]], [tensor.shape[-1], 1], list(block))
 x, h, active = (torch.empty(64, size, dtype=torch.bfloat16).as_strided((rows, size), (0, 1))
                 for rows, size in ((tokens, width), (choices, 2 * hidden), (choices, hidden)))
@@ -67,8 +67,8 @@ grouped.up(x, gate_up, where, how["up"])
 grouped.down(active, down, where, how["down"], transposed=True)
 grouped.down_backward(x, down, weights, h, where, how["down_backward"])
 grouped.down(h, gate_up, where, how["up_backward"], transposed=False)
-grouped.weight_gradient(h, x, where, "right", how["gate_up_gradient"])
-grouped.weight_gradient(x, active, where, "left", how["down_gradient"])
+weight_gradient.weight_gradient(h, x, where, "right", how["gate_up_gradient"])
+weight_gradient.weight_gradient(x, active, where, "left", how["down_gradient"])
 del torch.Tensor.new_empty
 placement._launch(torch.empty(tokens, num_experts), torch.empty(num_experts), torch.empty(tokens, dtype=torch.bool),
                   torch.empty(tokens, top_k, dtype=torch.int64), weights, num_experts, 128,

@@ -62,11 +62,12 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from forge.kernels import grouped
+        from forge.kernels.weight_gradient import weight_gradient
 
         (rows, gate_up, down, h), where, how, grad = ctx.saved_tensors, ctx.where, ctx.how, grads[0].contiguous()
         ones = torch.ones(len(rows), 1, device=rows.device)
         _, h_grad, active = grouped.down_backward(grad, down, ones, h, where, how["down_backward"])
-        down_grad = grouped.weight_gradient(grad, active, where, "left", how["down_gradient"])
+        down_grad = weight_gradient(grad, active, where, "left", how["down_gradient"])
         rows_grad = grouped.down(h_grad, gate_up, where, how["up_backward"], transposed=False)
-        return rows_grad, grouped.weight_gradient(h_grad, rows, where, "right", how["gate_up_gradient"]), down_grad, \
-            None, None
+        gate_up_grad = weight_gradient(h_grad, rows, where, "right", how["gate_up_gradient"])
+        return rows_grad, gate_up_grad, down_grad, None, None
