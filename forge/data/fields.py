@@ -55,15 +55,20 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Text:
-    """UTF-8. keep_empty: text of nothing but white space is a sample; it then has at least its end token."""
+    """UTF-8. keep_empty: text of nothing but white space is a sample; it then has at least its end token.
+
+    invalid_utf8: what becomes of text with other bytes; keep: bytes stay as they are, and a tokenizer that needs
+        characters is given the replacement character.
+    """
 
     names: str
     keep_empty: bool
+    invalid_utf8: Literal["keep", "drop"]
     required = True
 
     def refusal(self, seen: Seen) -> str | None:
         if seen.characters < 0:
-            return "text that is not UTF-8"
+            return "text that is not UTF-8" if self.invalid_utf8 == "drop" else None
         return "empty text" if seen.characters == 0 and not self.keep_empty else None
 
     def decode(self, data: bytes) -> np.ndarray:

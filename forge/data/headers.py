@@ -59,7 +59,7 @@ def read_header(read: Read) -> Header:
         if start.startswith(first):
             try:
                 header = parse(read)
-            except (struct.error, IndexError):
+            except (struct.error, IndexError, ValueError):
                 raise BadPicture("broken picture header", f"it begins with {start[:12]!r}") from None
             if header.width < 1 or header.height < 1:
                 raise BadPicture("picture without sides", f"{header.width} x {header.height}")

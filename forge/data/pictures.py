@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,8 +81,21 @@ def _by_simplejpeg(data: bytes) -> np.ndarray | None:
 def _by_pillow(data: bytes, header: Header, policy: Policy) -> np.ndarray:
     if header.kind == "jpeg":
         data = _whole_jpeg(data)
+    if header.kind == "png":
+        _check_png(data)
     with _pillow(data, header.kind) as image:
         return _rgb(image, policy.alpha)
+
+
+def _check_png(data: bytes) -> None:
+    """Raises BadPicture where a chunk that matters is not what its checksum says, at which Pillow does not look."""
+    at = 8
+    while at + 12 <= len(data):
+        end = at + 8 + int.from_bytes(data[at:at + 4], "big")
+        needed = not data[at + 4] & 0x20
+        if needed and end + 4 <= len(data) and zlib.crc32(data[at + 4:end]) != int.from_bytes(data[end:end + 4], "big"):
+            raise BadPicture("damaged picture", f"checksum of a chunk at byte {at}")
+        at = end + 4
 
 
 def _whole_jpeg(data: bytes) -> bytes:

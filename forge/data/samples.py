@@ -76,6 +76,9 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
     if not of_streams:
         _refuse(streams, text, seen, dropped)
     dropped.opened(len(of_streams))
+    if invalid := sum(bool(indices[shard].characters[member] < 0) for shard, member in places[""]):
+        say(f"{invalid:,} texts that are not UTF-8 are kept ({named_shards(dropped.shards)}); data.invalid_utf8=drop "
+            "leaves them out.")
     columns = {name: _column(indices, of) for name, of in places.items()}
     return Samples(columns.pop(""), columns, np.array(of_streams, np.int32))
 

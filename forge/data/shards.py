@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Shards:
         ("txt;caption").
     pictures, labels, arrays: other fields, each with the name that it has among a batch's tensors.
     key_dot: where the key of a sample ends in a member's name: at the first dot, as in webdataset, or at the last.
-    keep_empty: samples whose text is nothing but white space are kept.
+    keep_empty, invalid_utf8: see forge.data.fields.Text.
     shuffle_shards: shards whose samples are mixed at a time; None: all.
     max_bad, bad_floor: see forge.data.dropping.Bound.
     cache: folder for what is derived from shards (token ids; indices of shards in folders that cannot be written);
@@ -58,6 +58,7 @@ class Shards:
     arrays: dict[str, Array]
     key_dot: KeyDot
     keep_empty: bool
+    invalid_utf8: Literal["keep", "drop"]
     shuffle_shards: int | None
     max_bad: float
     bad_floor: int
@@ -72,8 +73,8 @@ class Shards:
         streams = named_shards(self.heldout, "data.heldout") if own else named_shards(self.train, "data.train")
         dropped = Dropped([path for shards in streams.values() for path in shards],
                           Bound(self.max_bad, self.bad_floor))
-        samples = open_samples(streams, Text(self.text_field, self.keep_empty), self._others(), self.key_dot, dropped,
-                               cache)
+        text = Text(self.text_field, self.keep_empty, self.invalid_utf8)
+        samples = open_samples(streams, text, self._others(), self.key_dot, dropped, cache)
         if self.heldout is None:
             samples = samples.selected(self._held_out(samples.texts) == (split == "heldout"))
         reading = self._reading(samples, list(streams), split)

@@ -38,7 +38,8 @@ class SampleSource:
     """Samples of shards: "tokens", and each of `others` that the sample has, as its Field decodes it.
 
     A sample that cannot be read is dropped and counted. The next of its stream that is at least as long takes its
-    place, cut to its length: which one depends on the data alone, so all ranks and workers keep their plan.
+    place, cut to its length; where none is, the longest, repeated. Which one depends on the data alone, so all ranks
+    and workers keep their plan.
     """
 
     def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
@@ -69,17 +70,18 @@ class SampleSource:
     def _in_turn(self, index: int) -> Iterator[int]:
         """A sample, and those that may take its place."""
         yield index
-        streams = self._samples.streams
-        fitting = np.flatnonzero((streams == streams[index]) & (self.lengths >= self.lengths[index]))
-        start = int(np.searchsorted(fitting, index, "right"))
-        yield from np.roll(fitting, -start)[:_MOST_TRIES].tolist()
+        stream = np.flatnonzero(self._samples.streams == self._samples.streams[index])
+        after = np.roll(stream, -int(np.searchsorted(stream, index, "right")))[:-1]
+        missing = np.maximum(self.lengths[index] - self.lengths[after], 0)
+        yield from after[np.argsort(missing, kind="stable")][:_MOST_TRIES].tolist()
 
     def _read(self, index: int) -> Sample:
         sample = dict(self._tokens[index])
         for name, column in self._samples.others.items():
             if column.sizes[index] >= 0:
                 try:
-                    sample[name] = torch.from_numpy(self._fields[name].decode(column[index]))
+                    read = self._fields[name].decode(column[index])
+                    sample[name] = torch.from_numpy(np.require(read, requirements="W"))
                 except BadField as bad:
                     raise BadSample(int(column.shards[index]), bad.reason, f"{column.place(index)}: {bad}.") from None
         return sample
@@ -87,8 +89,9 @@ class SampleSource:
     @staticmethod
     def _cut(sample: Sample, length: int) -> Sample:
         tokens = sample["tokens"]
-        if len(tokens) > length:
-            sample["tokens"] = torch.cat([tokens[:length - 1], tokens[-1:]])        # the end token stays
+        if len(tokens) != length:
+            text = tokens.repeat(-(-length // len(tokens)))[:length - 1]
+            sample["tokens"] = torch.cat([text, tokens[-1:]])           # the end token stays
         return sample
 
 
@@ -178,8 +181,4 @@ def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
 
 def _decoded(texts: Texts, first: int, last: int) -> Iterator[str]:
     for index in range(first, last):
-        try:
-            yield texts[index].decode("utf-8")
-        except UnicodeDecodeError:
-            raise UnreadableError(f"{texts.place(index)}: the text is not UTF-8, which a tokenizer needs. "
-                                  "`python -m forge.shards make` leaves such files out.") from None
+        yield texts[index].decode("utf-8", "replace")

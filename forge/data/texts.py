@@ -75,4 +75,5 @@ def open_texts(shards: Sequence[Location], field: str, cache: Path) -> Texts:
     from forge.data.samples import open_samples
 
     dropped = Dropped(shards, Bound(0.0, 0))
-    return open_samples({"": shards}, Text(field, keep_empty=True), {}, "first", dropped, cache).texts
+    text = Text(field, keep_empty=True, invalid_utf8="drop")
+    return open_samples({"": shards}, text, {}, "first", dropped, cache).texts
