@@ -93,7 +93,7 @@ def test_uneven_shards_are_read_once_for_any_ranks_and_workers(tmp_path, shuffle
         parts = [rows(rank, data_size, num_workers) for rank in range(data_size)]
         for update in range(4):
             assert len({len(part[update]) for part in parts}) == 1
-            assert sorted(sum((part[update] for part in parts), [])) == sorted(whole[update])
+            assert sorted(row for part in parts for row in part[update]) == sorted(whole[update])
 
 
 def test_the_option_mixes_named_sets(tmp_path):

@@ -45,10 +45,10 @@ def test_the_index_of_an_address_is_kept_in_the_cache(address, tmp_path):
 
 
 def test_what_is_not_there_is_a_sentence(address, tmp_path):
-    with pytest.raises(ConfigError, match="data.train=memory://nowhere does not exist"):
+    with pytest.raises(ConfigError, match=r"data\.train=memory://nowhere does not exist"):
         option(tmp_path, train="memory://nowhere").open("train")
     with pytest.raises(ConfigError, match="no address that fsspec knows"):
         option(tmp_path, train="gopher://x/y.tar").open("train")
-    with pytest.raises(UnusableEnvironment, match="Cannot read memory://bucket/none.tar"), \
+    with pytest.raises(UnusableEnvironment, match=r"Cannot read memory://bucket/none\.tar"), \
             opened("memory://bucket/none.tar"):
         pass
