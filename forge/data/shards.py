@@ -32,7 +32,7 @@ class Shards:
 
     train, heldout: a folder of .tar files, or a pattern ("data/{000..041}.tar", "data/*.tar"); or several of these,
         each with a name.
-    weights: in which proportion the named sets of shards in `train` are mixed; none: every sample once an epoch.
+    weights: in which proportion the named sets of shards in `train` are mixed; None: every sample once an epoch.
     heldout_fraction: where heldout is None, the fraction of the samples in `train` that is held out. A sample's
         text alone decides, so the copies of a text are on one side.
     tokenizer: "bytes", or the path of a tokenizer.json.
@@ -49,13 +49,13 @@ class Shards:
 
     train: _Named
     heldout: _Named
-    weights: dict[str, float]
+    weights: dict[str, float] | None
     heldout_fraction: float
     tokenizer: str
     text_field: str
-    pictures: dict[str, Picture]
-    labels: dict[str, Label]
-    arrays: dict[str, Array]
+    pictures: dict[str, Picture] | None
+    labels: dict[str, Label] | None
+    arrays: dict[str, Array] | None
     key_dot: KeyDot
     keep_empty: bool
     invalid_utf8: Literal["keep", "drop"]
@@ -106,7 +106,7 @@ class Shards:
             yield (f"data.weights names {', '.join(sorted(self.weights))} and data.train names "
                    f"{', '.join(sorted(names)) or 'no sets of shards'}: give each set of data.train={{name: shards}} "
                    "its weight, and no other")
-        for name, weight in self.weights.items():
+        for name, weight in (self.weights or {}).items():
             if weight <= 0:
                 yield f"data.weights.{name}={weight}: more than 0 is wanted; leave out of data.train what is not"
 
@@ -114,25 +114,25 @@ class Shards:
         for name in self._others():
             if name in ("tokens", "targets", "documents", "positions", "lengths"):
                 yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
-        if len(self._others()) < len(self.pictures) + len(self.labels) + len(self.arrays):
+        if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
             yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
-        for name, label in self.labels.items():
+        for name, label in (self.labels or {}).items():
             if label.classes < 1:
                 yield f"data.labels.{name}.classes={label.classes}: at least 1 is wanted"
-        for name, picture in self.pictures.items():
+        for name, picture in (self.pictures or {}).items():
             if picture.max_pixels < 1:
                 yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
 
     def _others(self) -> dict[str, Field]:
-        return {**self.pictures, **self.labels, **self.arrays}
+        return {**(self.pictures or {}), **(self.labels or {}), **(self.arrays or {})}
 
     def _reading(self, samples: Samples, names: list[str], split: Split) -> Reading:
-        weights = tuple(self.weights[name] for name in names) if self.weights and split == "train" else None
-        if weights is not None:
-            for stream, name in enumerate(names):
-                if not (samples.streams == stream).any():
-                    raise ConfigError(f"data.train.{name} has no samples to train on, and data.weights.{name}="
-                                      f"{self.weights[name]} wants some: leave it out of both.")
+        wanted = self.weights if self.weights and split == "train" else None
+        for stream, name in enumerate(names if wanted else []):
+            if not (samples.streams == stream).any():
+                raise ConfigError(f"data.train.{name} has no samples to train on, and data.weights wants it: leave it "
+                                  "out of both.")
+        weights = None if wanted is None else tuple(wanted[name] for name in names)
         return Reading(samples.texts.shards, samples.streams, weights, self.shuffle_shards)
 
     def _held_out(self, texts: Texts) -> np.ndarray:
