@@ -1,16 +1,17 @@
-"""python -m forge.shards make|info|check: pack a folder of text, see what shards hold, and whether they are whole."""
+"""python -m forge.shards make|index|info|check: pack a folder of text, index shards, see what they hold, and whether
+they are whole."""
 
 from __future__ import annotations
 
-import glob
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError, Exit, ForgeError
+from forge.data.storage import Location, inside, located, named, status
+from forge.errors import ConfigError, Exit, ForgeError, UnusableEnvironment
 from forge.schema import did_you_mean
 from forge.words import reporting
 
@@ -24,12 +25,15 @@ python -m forge.shards make FOLDER OUT [SETTING=VALUE ...]
     heldout=0.05        the fraction of files that is held out; the name of a file decides
     size_mb=100         text in a shard, in MB
     overwrite=false     true: replace the shards in OUT
+python -m forge.shards index PATH...
+    Read the shards once and write the index of each beside it: places, checksums, text lengths, picture sizes.
+    PATH is a shard, a folder with shards anywhere below it, a pattern, or an address that fsspec opens.
 python -m forge.shards info PATH...
-    What the shards hold. PATH is a shard, a folder with shards anywhere below it, or a pattern.
+    What the shards hold.
 python -m forge.shards check PATH...
-    Read every byte of the shards; a line for each fault, and exit code 4 if there is one.
+    Read every byte of the shards. A line for each fault (file, byte, reason), and exit code 3 if there is one.
 """
-DAMAGED = Exit.CANNOT_JUDGE     # the answer of `check` where it found a fault
+DAMAGED = Exit.ASSERTION_FAILED     # the answer of `check` where it found a fault
 _SETTINGS: dict[str, Any] = {"pattern": "*.txt", "heldout": 0.05, "size_mb": 100.0, "overwrite": False}
 
 
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         sys.exit(Exit.ANSWERED if arguments else Exit.USAGE)
-    commands = {"make": _make, "info": _info, "check": _check}
+    commands = {"make": _make, "index": _index, "info": _info, "check": _check}
     with reporting():
         if arguments[0] not in commands:
             raise ConfigError(f"forge.shards has no command {arguments[0]!r}.\n{USAGE.rstrip()}")
@@ -115,43 +119,77 @@ def _written(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
 
 
+def _index(words: Sequence[str]) -> Exit:
+    from forge.data.disk import cache_folder
+    from forge.data.index import keep, make_index
+
+    shards, cache = _shards(words), cache_folder(None)
+    sizes = _sizes(shards)
+    num_members = num_faults = 0
+    with _progress("indexing") as progress:
+        for path in shards:
+            index = make_index(path)
+            if keep(index, cache) is None:
+                raise UnusableEnvironment(f"Cannot write the index of {path}, neither beside it nor in {cache}: set "
+                                          "XDG_CACHE_HOME to a folder that you may write.")
+            num_members += len(index.names)
+            num_faults += sum(not fault.harmless for fault in index.faults)
+            progress(sizes[path], sum(sizes.values()))
+    print(f"{len(shards):,} shards with {num_members:,} members: indexed")
+    if num_faults:
+        print(f"{num_faults:,} faults in them: `python -m forge.shards check` lists them")
+    return Exit.ANSWERED
+
+
 def _check(words: Sequence[str]) -> Exit:
+    """Faults go to stdout, one a line; what is no fault, and the sum, to stderr."""
     from forge.data.disk import cache_folder
     from forge.data.index import described, kept_index
     from forge.data.inspection import faults
 
     shards, cache = _shards(words), cache_folder(None)
-    sizes = {path: path.stat().st_size if path.exists() else 0 for path in shards}
+    sizes = _sizes(shards)
     num_faults = num_damaged = 0
     with _progress("checking") as progress:
         for path in shards:
             before = num_faults
             try:
                 for fault in faults(path, cache):
-                    print(f"{'note: ' if fault.harmless else ''}{described(path, fault)}")
+                    print(f"{'note: ' if fault.harmless else ''}{described(path, fault)}",
+                          file=sys.stderr if fault.harmless else sys.stdout)
                     num_faults += not fault.harmless
             except ForgeError as error:     # one file that cannot be opened hides no other
-                print(error)
+                print(f"{path}, byte 0: {error}")
                 num_faults += 1
             num_damaged += num_faults > before
             progress(sizes[path], sum(sizes.values()))
     answer = f"{num_faults:,} faults in {num_damaged:,} of them" if num_faults else "sound"
-    print(f"{len(shards):,} shards: {answer}")
+    print(f"{len(shards):,} shards: {answer}", file=sys.stderr)
     if unindexed := sum(kept_index(path, cache) is None for path in shards):
-        print(f"{unindexed:,} of them have no index with checksums, so only their structure was checked")
+        print(f"{unindexed:,} of them have no index with checksums, so only their structure was checked",
+              file=sys.stderr)
     return DAMAGED if num_faults else Exit.ANSWERED
 
 
-def _shards(words: Sequence[str]) -> list[Path]:
+def _sizes(shards: Sequence[Location]) -> dict[Location, int]:
+    """Bytes of each; 0 of what cannot be read."""
+    sizes = {}
+    for path in shards:
+        with suppress(OSError):
+            sizes[path] = status(path)[0]
+    return {path: sizes.get(path, 0) for path in shards}
+
+
+def _shards(words: Sequence[str]) -> list[Location]:
     """The shards that the words name. Raises ConfigError where one names none."""
     if not words:
         raise ConfigError(f"Name a shard, or a folder of shards.\n{USAGE.rstrip()}")
-    found: list[Path] = []
+    found: list[Location] = []
     for word in words:
-        path = Path(word).expanduser()
-        paths = sorted(path.rglob("*.tar")) if path.is_dir() else [Path(name) for name in sorted(glob.glob(str(path)))]
+        folder = inside(located(word), ".tar", below=True)
+        paths: list[Location] = named(word) if folder is None else folder
         if not paths:
-            raise ConfigError(f"{word} {'holds no .tar files' if path.is_dir() else 'does not exist'}; "
+            raise ConfigError(f"{word} {'does not exist' if folder is None else 'holds no .tar files'}; "
                               "`python -m forge.shards make FOLDER OUT` makes shards from a folder of text.")
         found += paths
     return list(dict.fromkeys(found))

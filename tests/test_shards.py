@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import webdataset
+from data.tars import flip_on_disk
 
 from forge.data import disk, pack
 from forge.data.index import load
@@ -170,8 +171,8 @@ def test_info_stops_at_damage(made, forge_shards):
 
 
 def test_check_finds_nothing_in_sound_shards(made, forge_shards):
-    code, out, _ = forge_shards("check", made)
-    assert code == 0 and out.endswith("shards: sound\n") and out.count("\n") == 1
+    code, out, err = forge_shards("check", made)
+    assert code == 0 and not out and err.endswith("shards: sound\n") and err.count("\n") == 1
 
 
 def test_check_names_each_fault(made, forge_shards):
@@ -185,9 +186,9 @@ def test_check_names_each_fault(made, forge_shards):
     shards[1].write_bytes(shards[1].read_bytes()[:3000])
     shards[2].unlink()
     shards[2].symlink_to("nowhere")
-    code, out, _ = forge_shards("check", made)
+    code, out, err = forge_shards("check", made)
     lines = out.splitlines()
-    assert code == 4
+    assert code == 3
     assert f"{shards[0]}, byte {header}: bad header: its checksum does not match" in lines
 
     def told(start, part):
@@ -196,14 +197,14 @@ def test_check_names_each_fault(made, forge_shards):
     assert told(f"{shards[0]}, byte {offsets[0]}: the ", "not those that were indexed")
     assert told(f"{shards[0]}, byte {offsets[4]}: member", "not here now")
     assert told(f"{shards[1]}, byte ", "the file ends")
-    assert told(f"Cannot read {shards[2]}", "No such file")
-    assert "in 3 of them" in lines[-1]
+    assert told(f"{shards[2]}, byte 0: Cannot read", "No such file")
+    assert all(line.startswith(str(made)) for line in lines) and f"{len(lines)} faults in 3 of them" in err
 
 
 def test_check_says_where_checksums_are_missing(made, forge_shards):
     (made / "heldout" / "000000.tar.index").unlink()
-    code, out, _ = forge_shards("check", made)
-    assert code == 0 and "1 of them have no index with checksums, so only their structure was checked" in out
+    code, _, err = forge_shards("check", made)
+    assert code == 0 and "1 of them have no index with checksums, so only their structure was checked" in err
 
 
 def test_check_sees_a_cut_between_the_parts_of_a_sample(tmp_path, forge_shards):
@@ -212,10 +213,10 @@ def test_check_sees_a_cut_between_the_parts_of_a_sample(tmp_path, forge_shards):
             writer.write({"__key__": str(number), "cls": b"1", "txt": b"text"})
     (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:5 * 1024])
     code, out, _ = forge_shards("check", tmp_path / "a.tar")
-    assert code == 4 and "byte 5120: the last sample, '2', lacks txt: the file was cut" in out
+    assert code == 3 and "byte 5120: the last sample, '2', lacks txt: the file was cut" in out
     (tmp_path / "a.tar").write_bytes((tmp_path / "a.tar").read_bytes()[:4 * 1024])
-    code, out, _ = forge_shards("check", tmp_path / "a.tar")
-    assert code == 0 and out.startswith("note: ") and "may have been cut here" in out
+    code, out, err = forge_shards("check", tmp_path / "a.tar")
+    assert code == 0 and not out and err.startswith("note: ") and "may have been cut here" in err
 
 
 def test_check_sees_samples_that_are_scattered(tmp_path, forge_shards):
@@ -224,10 +225,25 @@ def test_check_sees_samples_that_are_scattered(tmp_path, forge_shards):
             for number in range(2):
                 writer.write({"__key__": str(number), **sample})
     code, out, _ = forge_shards("check", tmp_path)
-    assert code == 4 and out.count("begins a second time") == 2
+    assert code == 3 and out.count("begins a second time") == 2
 
 
-@pytest.mark.parametrize("command", ["info", "check"])
+def test_index_writes_what_check_compares_with(made, forge_shards):
+    for index in made.rglob("*.index"):
+        index.unlink()
+    code, out, _ = forge_shards("index", made)
+    assert code == 0 and "60 members: indexed" in out and "faults" not in out
+    shard = made / "heldout" / "000000.tar"
+    index = load(shard.with_name("000000.tar.index"), shard)
+    assert index.characters.tolist() == index.sizes.tolist() and index.size == shard.stat().st_size
+    assert forge_shards("check", made)[0] == 0
+    flip_on_disk(shard, int(index.offsets[0]))
+    code, out, _ = forge_shards("check", made)
+    assert code == 3 and out == (f"{shard}, byte {index.offsets[0]}: the {index.sizes[0]} bytes of member "
+                                 f"{index.names[0]!r} are not those that were indexed\n")
+
+
+@pytest.mark.parametrize("command", ["index", "info", "check"])
 def test_what_names_no_shard_is_a_sentence(tmp_path, forge_shards, command):
     for words, sentence in (((tmp_path / "none",), "does not exist"), ((tmp_path,), "holds no .tar files"),
                             ((), "Name a shard")):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.data.index import checksum, described, kept_index, opened
+from forge.data.index import checksum, described, kept_index
+from forge.data.naming import samples
+from forge.data.storage import Location, opened, status
 from forge.data.tar import Fault, Member, walk
-from forge.data.texts import samples
 from forge.errors import UnreadableError
 
 
@@ -25,57 +26,48 @@ class Holding:
     sizes: dict[str, np.ndarray]
 
 
-def holding(shards: Sequence[Path]) -> Holding:
+def holding(shards: Sequence[Location]) -> Holding:
     """Reads the headers alone. Raises UnreadableError at the first fault."""
     sizes: dict[str, list[int]] = {}
     num_samples = 0
     for path in shards:
         members = []
-        with opened(path) as descriptor:
-            for found in walk(descriptor):
+        with opened(path) as file:
+            for found in walk(file):
                 if isinstance(found, Member):
                     members.append(found)
                 elif not found.harmless:
                     raise UnreadableError(f"{described(path, found)}. `python -m forge.shards check` lists all faults.")
-        grouped, _ = samples([member.name for member in members])
+        grouped = samples([member.name for member in members]).samples
         num_samples += len(grouped)
         for _, fields in grouped:
             for field, member in fields.items():
                 sizes.setdefault(field, []).append(members[member].size)
-    return Holding(len(shards), sum(path.stat().st_size for path in shards), num_samples,
+    return Holding(len(shards), sum(status(path)[0] for path in shards), num_samples,
                    {field: np.array(of) for field, of in sorted(sizes.items())})
 
 
-def faults(path: Path, cache: Path) -> Iterator[Fault]:
+def faults(path: Location, cache: Path) -> Iterator[Fault]:
     """Everything that is wrong with a shard: its structure, its samples, and, where the shard was indexed, bytes that
     are not those of then."""
     members: list[Member] = []
     checksums: list[int] = []
     cut: Fault | None = None
-    with opened(path) as descriptor:
-        for found in walk(descriptor):
+    with opened(path) as file:
+        for found in walk(file):
             if isinstance(found, Member):
                 members.append(found)
-                checksums.append(checksum(descriptor, found))
+                checksums.append(checksum(file, found))
             else:
-                cut = found if found.harmless else cut
+                cut = found if found.offset == file.size else cut
                 yield found
-    grouped, repeated = samples([member.name for member in members])
-    for member, why in [*repeated, *_scattered(grouped)]:
+    grouping = samples([member.name for member in members])
+    for member, why in [*grouping.repeated, *grouping.scattered]:
         yield Fault(members[member].offset, why)
-    if cut is not None and (lost := _lost_fields(grouped)):
-        yield Fault(cut.offset, f"the last sample, {grouped[-1][0]!r}, lacks {', '.join(lost)}: the file was cut")
+    if cut is not None and (lost := _lost_fields(grouping.samples)):
+        yield Fault(cut.offset, f"the last sample, {grouping.samples[-1][0]!r}, lacks {', '.join(lost)}: "
+                                "the file was cut")
     yield from _changes(path, cache, members, checksums)
-
-
-def _scattered(grouped: list[tuple[str, dict[str, int]]]) -> Iterator[tuple[int, str]]:
-    """Samples whose key came before: webdataset takes each run of members with one key for a sample of its own."""
-    seen: set[str] = set()
-    for key, fields in grouped:
-        if key in seen:
-            yield min(fields.values()), (f"sample {key!r} begins a second time: pack the fields of a sample side by "
-                                         "side (tar --sort=name), and give each sample a key of its own")
-        seen.add(key)
 
 
 def _lost_fields(grouped: list[tuple[str, dict[str, int]]]) -> list[str]:
@@ -87,7 +79,7 @@ def _lost_fields(grouped: list[tuple[str, dict[str, int]]]) -> list[str]:
                   if count == len(grouped) - 1 and field not in grouped[-1][1])
 
 
-def _changes(path: Path, cache: Path, members: list[Member], checksums: list[int]) -> Iterator[Fault]:
+def _changes(path: Location, cache: Path, members: list[Member], checksums: list[int]) -> Iterator[Fault]:
     if (index := kept_index(path, cache)) is None:
         return
     now = {member.offset: (member, value) for member, value in zip(members, checksums, strict=True)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from forge.data.index import make_index, save
-from forge.data.texts import is_meta
+from forge.data.naming import is_meta
 
 FIELD = "txt"       # the field under which a text is packed
 

@@ -1,69 +1,139 @@
-"""data=shards: text in WebDataset tar shards."""
+"""data=shards: samples in WebDataset tar shards."""
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from forge.data import Source, Split
 from forge.data.disk import cache_folder
-from forge.data.texts import Texts, open_texts
+from forge.data.dropping import Bound, Dropped
+from forge.data.fields import Array, Field, Label, Picture, Text
+from forge.data.naming import KeyDot
+from forge.data.reading import Reading
+from forge.data.samples import Samples, open_samples
+from forge.data.storage import Location, inside, is_remote, located, matching, status
+from forge.data.texts import Texts
 from forge.data.tokenizer import open_tokenizer, vocabulary_problems
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ForgeError
 
 if TYPE_CHECKING:
     from forge.config import Config
 
+_Named = str | dict[str, str] | None
+
 
 @dataclass(frozen=True)
 class Shards:
-    """Text shards from local or mounted folders.
+    """Samples from local or mounted folders, or from what fsspec opens.
 
-    train, heldout: a folder of .tar files, or a pattern ("data/{000..041}.tar", "data/*.tar").
+    train, heldout: a folder of .tar files, or a pattern ("data/{000..041}.tar", "data/*.tar"); or several of these,
+        each with a name.
+    weights: in which proportion the named sets of shards in `train` are mixed; None: every sample once an epoch.
     heldout_fraction: where heldout is None, the fraction of the samples in `train` that is held out. A sample's
-        content alone decides, so the copies of a text are on one side.
+        text alone decides, so the copies of a text are on one side.
     tokenizer: "bytes", or the path of a tokenizer.json.
-    text_field: the field of a sample that holds its text.
+    text_field: the field of a sample that holds its text, or several, of which the first that is there is taken
+        ("txt;caption").
+    pictures, labels, arrays: other fields, each with the name that it has among a batch's tensors.
+    key_dot: where the key of a sample ends in a member's name: at the first dot, as in webdataset, or at the last.
+    keep_empty, invalid_utf8: see forge.data.fields.Text.
+    shuffle_shards: shards whose samples are mixed at a time; None: all.
+    max_bad, bad_floor: see forge.data.dropping.Bound.
     cache: folder for what is derived from shards (token ids; indices of shards in folders that cannot be written);
         None: the user's cache folder.
     """
 
-    train: str | None
-    heldout: str | None
+    train: _Named
+    heldout: _Named
+    weights: dict[str, float] | None
     heldout_fraction: float
     tokenizer: str
     text_field: str
+    pictures: dict[str, Picture] | None
+    labels: dict[str, Label] | None
+    arrays: dict[str, Array] | None
+    key_dot: KeyDot
+    keep_empty: bool
+    invalid_utf8: Literal["keep", "drop"]
+    shuffle_shards: int | None
+    max_bad: float
+    bad_floor: int
     cache: str | None
 
     def open(self, split: Split) -> Source:
-        from forge.data.source import open_source  # here, because it imports torch
+        from forge.data.source import SampleSource, open_source  # here, because it imports torch
 
         tokenizer = open_tokenizer(self.tokenizer)
         cache = cache_folder(self.cache)
-        if split == "heldout" and self.heldout is not None:
-            texts = open_texts(shard_paths(self.heldout, "data.heldout"), self.text_field, cache)
-        else:
-            texts = open_texts(shard_paths(self.train, "data.train"), self.text_field, cache)
-            if self.heldout is None:
-                texts = texts.selected(self._held_out(texts) == (split == "heldout"))
-        return open_source(texts, tokenizer, cache)
+        own = split == "heldout" and self.heldout is not None
+        streams = named_shards(self.heldout, "data.heldout") if own else named_shards(self.train, "data.train")
+        dropped = Dropped([path for shards in streams.values() for path in shards],
+                          Bound(self.max_bad, self.bad_floor))
+        text = Text(self.text_field, self.keep_empty, self.invalid_utf8)
+        samples = open_samples(streams, text, self._others(), self.key_dot, dropped, cache)
+        if self.heldout is None:
+            samples = samples.selected(self._held_out(samples.texts) == (split == "heldout"))
+        reading = self._reading(samples, list(streams), split)
+        return SampleSource(samples, open_source(samples.texts, tokenizer, cache), self._others(), reading, dropped)
 
     def problems(self, config: Config) -> Iterator[str]:
         settings = {"data.train": self.train} | ({"data.heldout": self.heldout} if self.heldout is not None else {})
         for name, value in settings.items():
             try:
-                shard_paths(value, name)
-            except ConfigError as error:
+                named_shards(value, name)
+            except ForgeError as error:
                 yield str(error)
         if self.heldout is None and not 0 < self.heldout_fraction < 1:
             yield (f"data.heldout_fraction={self.heldout_fraction} is no fraction between 0 and 1: "
                    "set it to 0.05, or name shards in data.heldout")
+        if self.shuffle_shards is not None and self.shuffle_shards < 1:
+            yield f"data.shuffle_shards={self.shuffle_shards}: at least 1 is wanted, or null to shuffle all"
+        if not 0 <= self.max_bad <= 1:
+            yield f"data.max_bad={self.max_bad} is no share: set it to 0.05, for example"
+        if self.bad_floor < 0:
+            yield f"data.bad_floor={self.bad_floor}: 0 or more is wanted"
+        yield from self._problems_of_weights()
+        yield from self._problems_of_fields()
         yield from vocabulary_problems(self.tokenizer, config)
+
+    def _problems_of_weights(self) -> Iterator[str]:
+        names = set(self.train) if isinstance(self.train, dict) else set()
+        if self.weights and set(self.weights) != names:
+            yield (f"data.weights names {', '.join(sorted(self.weights))} and data.train names "
+                   f"{', '.join(sorted(names)) or 'no sets of shards'}: give each set of data.train={{name: shards}} "
+                   "its weight, and no other")
+        for name, weight in (self.weights or {}).items():
+            if weight <= 0:
+                yield f"data.weights.{name}={weight}: more than 0 is wanted; leave out of data.train what is not"
+
+    def _problems_of_fields(self) -> Iterator[str]:
+        for name in self._others():
+            if name in ("tokens", "targets", "documents", "positions", "lengths"):
+                yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
+        if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
+            yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
+        for name, label in (self.labels or {}).items():
+            if label.classes < 1:
+                yield f"data.labels.{name}.classes={label.classes}: at least 1 is wanted"
+        for name, picture in (self.pictures or {}).items():
+            if picture.max_pixels < 1:
+                yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
+
+    def _others(self) -> dict[str, Field]:
+        return {**(self.pictures or {}), **(self.labels or {}), **(self.arrays or {})}
+
+    def _reading(self, samples: Samples, names: list[str], split: Split) -> Reading:
+        wanted = self.weights if self.weights and split == "train" else None
+        for stream, name in enumerate(names if wanted else []):
+            if not (samples.streams == stream).any():
+                raise ConfigError(f"data.train.{name} has no samples to train on, and data.weights wants it: leave it "
+                                  "out of both.")
+        weights = None if wanted is None else tuple(wanted[name] for name in names)
+        return Reading(samples.texts.shards, samples.streams, weights, self.shuffle_shards)
 
     def _held_out(self, texts: Texts) -> np.ndarray:
         """[samples] bool, at least one of each."""
@@ -81,32 +151,36 @@ class Shards:
         return held
 
 
-def shard_paths(setting: str | None, name: str) -> list[Path]:
-    """The shards that a folder or pattern names, sorted. Raises ConfigError where there are none."""
+def named_shards(setting: _Named, name: str) -> dict[str, list[Location]]:
+    """The shards of each set that a setting names; one without a name is called "". Raises ForgeError."""
+    if isinstance(setting, dict):
+        if not setting:
+            raise ConfigError(f"{name} names no shards: give it at least one name with a folder of .tar files.")
+        return {each: shard_paths(value, f"{name}.{each}") for each, value in setting.items()}
+    return {"": shard_paths(setting, name)}
+
+
+def shard_paths(setting: str | None, name: str) -> list[Location]:
+    """The shards that a folder or pattern names, sorted. Raises ForgeError where there are none."""
     if setting is None:
         raise ConfigError(f"{name} names no shards: set it to a folder of .tar files; "
                           "`python -m forge.shards make FOLDER OUT` makes them from a folder of text.")
-    path = Path(setting).expanduser()
-    if path.is_dir():
-        paths = sorted(path.glob("*.tar"))
-    else:
-        paths = sorted({Path(found) for pattern in _patterns(str(path))
-                        for found in glob.glob(pattern) if Path(found).is_file()})
+    path = located(setting)
+    there = inside(path, ".tar")
+    paths = matching(setting) if there is None else there
     if paths:
         return paths
-    if (path / "train").is_dir():
-        raise ConfigError(f"{name}={setting} holds no .tar files, but folders: set data.train={path / 'train'} "
-                          f"and data.heldout={path / 'heldout'}.")
-    what = "holds no .tar files" if path.exists() else "does not exist"
+    if not is_remote(setting) and inside(located(f"{setting}/train"), ".tar") is not None:
+        raise ConfigError(f"{name}={setting} holds no .tar files, but folders: set data.train={path}/train "
+                          f"and data.heldout={path}/heldout.")
+    what = "does not exist" if there is None and not _exists(path) else "holds no .tar files"
     raise ConfigError(f"{name}={setting} {what}: name a folder or pattern of shards; "
                       "`python -m forge.shards make FOLDER OUT` makes them from a folder of text.")
 
 
-def _patterns(braces: str) -> list[str]:
-    """"{0..2}.tar" as three patterns; braces that do not pair are part of a name."""
-    from braceexpand import braceexpand
-
+def _exists(path: Location) -> bool:
     try:
-        return list(braceexpand(braces))
-    except ValueError:
-        return [braces]
+        status(path)
+    except OSError:
+        return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from forge.data import Sample, Source
+from forge.data import Sample
 from forge.data.disk import made_once, writing
+from forge.data.dropping import BadSample, Dropped
+from forge.data.fields import BadField, Field
+from forge.data.reading import Reading
+from forge.data.samples import Samples
 from forge.data.texts import Texts
 from forge.data.tokenizer import Bytes, FromFile
 from forge.errors import UnreadableError
@@ -21,12 +25,74 @@ from forge.notes import say
 
 # Rows are windows of documents in random order, so a document is read again for each of its windows.
 _KEPT_BYTES = 64 << 20      # of texts that a process keeps; all of data=source_text fits
+_MOST_TRIES = 64            # samples that are tried in the place of a bad one
 _AT_A_TIME = 512            # texts tokenised in one call: enough for all cores, little memory
 
 
-def open_source(texts: Texts, tokenizer: Bytes | FromFile, cache: Path) -> Source:
+def open_source(texts: Texts, tokenizer: Bytes | FromFile, cache: Path) -> ByteSource | TokenSource:
     """The tokens of `texts`, each followed by the tokenizer's end. Byte tokens need nothing but the index."""
     return ByteSource(texts) if isinstance(tokenizer, Bytes) else TokenSource(texts, tokenizer, cache)
+
+
+class SampleSource:
+    """Samples of shards: "tokens", and each of `others` that the sample has, as its Field decodes it.
+
+    A sample that cannot be read is dropped and counted. The next of its stream that is at least as long takes its
+    place, cut to its length; where none is, the longest, repeated. Which one depends on the data alone, so all ranks
+    and workers keep their plan.
+    """
+
+    def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
+                 reading: Reading, dropped: Dropped) -> None:
+        self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
+        self._dropped = dropped
+        self.order = reading.order
+        self.lengths = tokens.lengths
+        others = f"-{samples.fingerprint}" if samples.others else ""
+        self.fingerprint = f"{tokens.fingerprint}{others}{reading.fingerprint}"
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Raises UnreadableError where too many samples were bad."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        for other in self._in_turn(index):
+            self._dropped.tried()
+            try:
+                return self._cut(self._read(other), int(self.lengths[index]))
+            except BadSample as bad:
+                self._dropped.failed(bad)
+                last = bad
+        raise UnreadableError(f"{_MOST_TRIES} samples that could take the place of a bad one are bad as well. {last}")
+
+    def _in_turn(self, index: int) -> Iterator[int]:
+        """A sample, and those that may take its place."""
+        yield index
+        stream = np.flatnonzero(self._samples.streams == self._samples.streams[index])
+        after = np.roll(stream, -int(np.searchsorted(stream, index, "right")))[:-1]
+        missing = np.maximum(self.lengths[index] - self.lengths[after], 0)
+        yield from after[np.argsort(missing, kind="stable")][:_MOST_TRIES].tolist()
+
+    def _read(self, index: int) -> Sample:
+        sample = dict(self._tokens[index])
+        for name, column in self._samples.others.items():
+            if column.sizes[index] >= 0:
+                try:
+                    read = self._fields[name].decode(column[index])
+                    sample[name] = torch.from_numpy(np.require(read, requirements="W"))
+                except BadField as bad:
+                    raise BadSample(int(column.shards[index]), bad.reason, f"{column.place(index)}: {bad}.") from None
+        return sample
+
+    @staticmethod
+    def _cut(sample: Sample, length: int) -> Sample:
+        tokens = sample["tokens"]
+        if len(tokens) != length:
+            text = tokens.repeat(-(-length // len(tokens)))[:length - 1]
+            sample["tokens"] = torch.cat([text, tokens[-1:]])           # the end token stays
+        return sample
 
 
 class ByteSource:
@@ -115,8 +181,4 @@ def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
 
 def _decoded(texts: Texts, first: int, last: int) -> Iterator[str]:
     for index in range(first, last):
-        try:
-            yield texts[index].decode("utf-8")
-        except UnicodeDecodeError:
-            raise UnreadableError(f"{texts.place(index)}: the text is not UTF-8, which a tokenizer needs. "
-                                  "`python -m forge.shards make` leaves such files out.") from None
+        yield texts[index].decode("utf-8", "replace")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from tars import pairs, tar_bytes, written
 
+from forge import notes
 from forge.data import index as index_module
 from forge.data.index import load, make_index, open_index, save
-from forge.errors import UnreadableError, UnusableEnvironment
+from forge.errors import UnusableEnvironment
 
 MEMBERS = pairs(5)
 
@@ -48,7 +49,7 @@ def test_a_shard_that_changed_is_indexed_again(shard, tmp_path, change):
     open_index(shard, tmp_path)
     shard.write_bytes(tar_bytes(pairs(6 if change == "size" else 5)))
     os.utime(shard, ns=(1, 1))
-    assert open_index(shard, tmp_path).mtime_ns == 1
+    assert open_index(shard, tmp_path).version == 1
     assert len(open_index(shard, tmp_path).names) == (12 if change == "size" else 10)
 
 
@@ -93,11 +94,27 @@ def test_names_that_are_not_utf8_survive(tmp_path):
     assert open_index(shard, tmp_path).names == [name]
 
 
-def test_damage_is_refused_with_shard_and_byte(tmp_path):
+def test_damage_is_said_with_shard_and_byte_whenever_it_is_opened(tmp_path, caplog, monkeypatch):
     shard = written(tmp_path / "a.tar", tar_bytes(MEMBERS)[:6000])
-    with pytest.raises(UnreadableError, match=r"a\.tar, byte \d+: member .* claims"):
-        open_index(shard, tmp_path)
-    assert not beside(shard).exists()
+    first = open_index(shard, tmp_path)
+    monkeypatch.setattr(notes, "_said", set())
+    again = open_index(shard, tmp_path)
+    assert first.names == list(MEMBERS)[:len(first.names)] == again.names and first.names
+    assert first.faults == again.faults and [fault.harmless for fault in first.faults] == [False]
+    assert caplog.text.count(f"{shard}, byte {first.faults[0].offset}: member") == 2
+
+
+def test_an_index_knows_texts_and_pictures(tmp_path):
+    long = "\u00e9" * (1 << 20)            # more bytes than are read at a time
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
+    members = {"a.txt": "\u65e5\u672c".encode(), "b.txt": b"\xef\xbb\xbfabc", "c.txt": b" \n\t", "d.txt": b"",
+               "e.txt": b"caf\xe9", "f.txt": b"cut \xc3", "g.txt": long.encode(),
+               "h.png": png, "i.txt": "x".encode("utf-16")}
+    shard = written(tmp_path / "a.tar", tar_bytes(members))
+    for index in (open_index(shard, tmp_path), open_index(shard, tmp_path)):
+        assert index.characters.tolist() == [2, 3, 0, 0, -1, -1, 1 << 20, -1, -1]
+        assert np.flatnonzero(index.marks).tolist() == [1]
+        assert index.pictures[7].tolist() == [640, 480] and not index.pictures[:7].any()
 
 
 def test_a_shard_that_is_gone_is_a_sentence(tmp_path):

@@ -22,7 +22,10 @@ def folder(tmp_path):
 
 def option(folder, **changes):
     settings = {"train": str(folder), "heldout": None, "heldout_fraction": 0.2, "tokenizer": "bytes",
-                "text_field": "txt", "cache": str(folder.parent / "cache")}
+                "text_field": "txt", "pictures": None, "labels": None, "arrays": None, "weights": None,
+                "key_dot": "first",
+                "keep_empty": False, "invalid_utf8": "keep", "shuffle_shards": None, "max_bad": 0.05, "bad_floor": 0,
+                "cache": str(folder.parent / "cache")}
     return Shards(**settings | changes)
 
 
@@ -110,11 +113,13 @@ def test_shards_of_its_own_are_held_out_whole(folder):
     assert np.array_equal(settings.open("heldout").lengths, settings.open("heldout").lengths)
 
 
-def test_a_damaged_shard_ends_the_run(folder):
+def test_more_damage_than_is_allowed_ends_the_run(folder):
     shard = folder / "005.tar"
     shard.write_bytes(shard.read_bytes()[:5000])
-    with pytest.raises(UnreadableError, match=r"005\.tar, byte \d+"):
-        option(folder).open("train")
+    with pytest.raises(UnreadableError, match=r"2 of 1[01]\d samples are bad, more than data.max_bad=0.005 and "
+                                              r"data.bad_floor=0 allow: .*a damaged shard \(1 in .*005\.tar, byte \d+"):
+        option(folder, max_bad=0.005).open("train")
+    assert len(option(folder).open("train")) < 120
 
 
 def test_a_missing_field_names_those_there_are(folder):

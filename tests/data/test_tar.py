@@ -9,6 +9,7 @@ import tarfile
 import pytest
 from tars import pairs, tar_bytes, with_byte, written
 
+from forge.data.storage import opened
 from forge.data.tar import BLOCK, Fault, Member, walk
 
 GOOD = tar_bytes(pairs(4))
@@ -18,11 +19,8 @@ END = DATA[-1] + -(-len(pairs(4)["000003.txt"]) // BLOCK) * BLOCK               
 
 
 def walked(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        found = list(walk(descriptor))
-    finally:
-        os.close(descriptor)
+    with opened(path) as file:
+        found = list(walk(file))
     return [each for each in found if isinstance(each, Member)], [each for each in found if isinstance(each, Fault)]
 
 
@@ -47,7 +45,7 @@ def test_ustar_prefixes_and_names_that_are_not_utf8(tmp_path):
     assert [member.name for member in members] == list(names) and not faults
 
 
-def test_links_folders_and_devices_are_passed_over(tmp_path):
+def test_links_and_devices_are_named_and_not_followed(tmp_path):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
         for name, kind in (("folder", tarfile.DIRTYPE), ("link.txt", tarfile.SYMTYPE), ("hard.txt", tarfile.LNKTYPE),
@@ -59,16 +57,22 @@ def test_links_folders_and_devices_are_passed_over(tmp_path):
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
     members, faults = walked(written(tmp_path / "a.tar", file.getvalue()))
-    assert [member.name for member in members] == ["a.txt"] and not faults
+    assert [member.name for member in members] == ["a.txt"] and all(fault.harmless for fault in faults)
+    assert [fault.reason.partition(" is ")[2].partition(",")[0] for fault in faults] == \
+        ["a symbolic link", "a hard link", "a pipe", "a device"]
 
 
-def huge(data: bytes) -> bytes:
-    """The header of the third member claims 64 GiB."""
-    header = bytearray(data[STARTS[2]:STARTS[2] + BLOCK])
-    header[124:136] = b"\x80" + (64 << 30).to_bytes(11, "big")
+def with_header(data: bytes, at: int, **changes: tuple[int, bytes]) -> bytes:
+    """Fields of a header, as (place, bytes), changed, and its checksum made to fit."""
+    header = bytearray(data[at:at + BLOCK])
+    for place, value in changes.values():
+        header[place:place + len(value)] = value
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    return data[:STARTS[2]] + bytes(header) + data[STARTS[2] + BLOCK:]
+    return data[:at] + bytes(header) + data[at + BLOCK:]
+
+
+HUGE = b"\x80" + (64 << 30).to_bytes(11, "big")       # 64 GiB, as GNU writes it
 
 
 @pytest.mark.parametrize("data, num_members, offset, words, harmless", [
@@ -81,9 +85,12 @@ def huge(data: bytes) -> bytes:
     pytest.param(b"<html>503" + b" " * 600, 0, 0, "not a tar file, it begins with b'<html>503", False, id="a web page"),
     pytest.param(b"short", 0, 0, "inside a header (5 of 512 bytes)", False, id="a few bytes"),
     pytest.param(gzip.compress(GOOD + os.urandom(900)), 0, 0, "gzip", False, id="gzip"),
-    pytest.param(huge(GOOD), 2, STARTS[2], "claims 68719476736 bytes", False, id="huge size"),
+    pytest.param(with_header(GOOD, STARTS[2], size=(124, HUGE)), 7, STARTS[2], "claims 68719476736 bytes", False,
+                 id="huge size"),
     pytest.param(GOOD + b"garbage!" * 128, 8, len(GOOD), "1024 bytes follow the end", True, id="trailing garbage"),
-    pytest.param(GOOD + GOOD, 8, len(GOOD), "a second archive follows", False, id="two archives"),
+    pytest.param(GOOD + GOOD, 16, len(GOOD), "a second archive follows", False, id="two archives"),
+    pytest.param(with_header(GOOD, STARTS[3], kind=(156, b"S")), 7, STARTS[3], "sparse", False, id="sparse"),
+    pytest.param(with_header(GOOD, STARTS[3], kind=(156, b"Z")), 7, STARTS[3], "type 'Z'", False, id="unknown kind"),
     pytest.param(with_byte(GOOD, STARTS[3] + 5, 0x7A), 7, STARTS[3], "checksum does not match", False, id="bad header"),
     pytest.param(with_byte(GOOD, STARTS[3] + 124, 0x7A), 7, STARTS[3], "checksum", False, id="bad size"),
 ])
@@ -115,3 +122,31 @@ def test_random_damage_never_leads_outside_the_file(tmp_path):
         path = written(tmp_path / "a.tar", bytes(broken))
         members, _ = walked(path)
         assert all(BLOCK <= member.offset <= member.offset + member.size <= len(broken) for member in members)
+
+
+def pax(records: bytes, name: str = "a.txt") -> bytes:
+    """An archive of one member, with PAX records as they are given."""
+    plain = tar_bytes({name: b"abc"}, tarfile.USTAR_FORMAT)
+    extended = tar_bytes({"records": records}, tarfile.USTAR_FORMAT)[:BLOCK + -(-len(records) // BLOCK) * BLOCK]
+    return with_header(extended, 0, kind=(156, b"x")) + plain
+
+
+@pytest.mark.parametrize("records, words", [
+    (b"13 path=b.t\n", "PAX records"), (b"99 path=b.txt\n", "PAX records"), (b"x path=b.txt\n", "PAX records"),
+    (b"9 pathb\n\n", "PAX records"), (b"17 path=b\0evil.t\n"[:17] + b"", "zero byte"), (b"9 size=x\n", "is not a size"),
+    (b"22 GNU.sparse.major=1\n", "sparse member")])
+def test_pax_records_that_do_not_add_up_are_faults(tmp_path, records, words):
+    (fault,) = walked(written(tmp_path / "a.tar", pax(records)))[1]
+    assert words in fault.reason and not fault.harmless
+
+
+def test_a_name_in_pax_records_is_taken(tmp_path):
+    members, faults = walked(written(tmp_path / "a.tar", pax(b"14 path=b.txt\n")))
+    assert [(member.name, member.size) for member in members] == [("b.txt", 3)] and not faults
+
+
+def test_an_archive_inside_a_sparse_member_is_not_taken_for_its_neighbours(tmp_path):
+    inner = tar_bytes({"inner.txt": b"inner"})
+    data = pax(b"22 GNU.sparse.major=1\n", "s.tar")[:2 * BLOCK] + tar_bytes({"s.tar": inner, "b.txt": b"b"})
+    members, faults = walked(written(tmp_path / "a.tar", data))
+    assert [member.name for member in members] == ["b.txt"] and len(faults) == 1
