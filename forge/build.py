@@ -67,7 +67,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     _prepare(config, sync, feed, stage, topology)
 
     ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
-                    model)
+                    model, seen)
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
                      {"rng": Rng()}, spread_in(model))
     identity = _identity(config, feed)

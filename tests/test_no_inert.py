@@ -44,6 +44,8 @@ RUNS = {
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",
                "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
+    "packed": ["batching=packed", "attention=eager"],
+    "bucketed": ["batching=bucketed", "batching.edges=[8,16]"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from forge.batching import Piece, Plan, Row
+from forge.batching.order import shuffled
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Fixed:
     mask_documents: bool
 
     def plan(self, source: Source, seed: int, epoch: int, global_batch: int) -> Plan:
-        documents = _shuffled(len(source), seed, epoch, "documents")
+        documents = shuffled(len(source), seed, epoch, "documents")
         ends = np.cumsum(source.lengths[documents])
         num_tokens = int(ends[-1]) if len(ends) else 0
         num_windows = max(0, num_tokens - 1) // self.sequence_length
@@ -42,7 +42,7 @@ class Fixed:
                 f"{global_batch * self.sequence_length + 1} tokens and the text has {num_tokens}: give more text, or "
                 f"lower global_batch to {max(1, num_windows)} or sequence_length to "
                 f"{max(1, (num_tokens - 1) // global_batch)}.")
-        windows = _shuffled(num_windows, seed, epoch, "windows")
+        windows = shuffled(num_windows, seed, epoch, "windows")
         return _Plan(self.sequence_length, documents, ends, windows, global_batch)
 
     def collate(self, rows: Sequence[Row], source: Source) -> dict[str, Tensor]:
@@ -110,11 +110,3 @@ class _Rows(Sequence[Row]):
         if isinstance(index, slice):
             return replace(self, windows=self.windows[index])
         return self.plan.row(int(self.windows[index]))
-
-
-def _shuffled(count: int, seed: int, epoch: int, what: str) -> np.ndarray:
-    """A permutation of range(count). Sorting the raw words of Philox, and not Generator.permutation, whose results
-    numpy may change from one version to the next: a run must resume under another."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed}:{epoch}:{what}".encode(), digest_size=16).digest(), "big")
-    words: np.ndarray = np.random.Philox(key=key).random_raw(count)
-    return np.argsort(words, kind="stable")
