@@ -63,6 +63,14 @@ def total(values: Tensor, topology: Topology) -> Tensor:
     return values
 
 
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """A sum over all processes, if there are several, as a new tensor."""
+    values = values.clone()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
 def all_agree(fine: bool, topology: Topology) -> bool:
     """Whether it is fine on every rank. Waits for all: also a barrier."""
     refusals = torch.tensor([0 if fine else 1], device=topology.device)

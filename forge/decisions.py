@@ -17,7 +17,8 @@ DECISIONS: set[Any] = set()     # as PyTorch's dispatcher sees them; filled by t
 
 
 def decision(name: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Make a function of tensors the operator forge::<name>, whose results are kept. It has no gradient."""
+    """Make a function of tensors the operator forge::<name>, whose results are kept. It has no gradient but one that
+    it registers."""
     def make(function: Callable[..., Any]) -> CustomOpDef:
         operator: CustomOpDef = torch.library.custom_op(f"forge::{name}", mutates_args=())(function)
         DECISIONS.add(getattr(torch.ops.forge, name).default)

@@ -3,7 +3,6 @@
 import torch
 
 from forge.moe_router import Routing
-from forge.moe_router.gate import Past, choose
 
 
 def routing(**changes):
@@ -15,10 +14,14 @@ def routing(**changes):
 
 def past(how, **known):
     """What a mixture remembers: nothing, but for what is named."""
+    from forge.moe_router.gate import Past  # which registers what decides
+
     zeros = torch.zeros(how.num_experts)
     return Past(**{"bias": zeros, "average": zeros, "updates": torch.zeros(()), "seen": zeros, **known})
 
 
 def chosen(x, valid, gate, how, training=True, **known):
     """`choose`, of a mixture that remembers what is named."""
+    from forge.moe_router.gate import choose
+
     return choose(x, valid, gate, how, past(how, **known), training)

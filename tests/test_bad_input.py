@@ -14,7 +14,6 @@ import pytest
 import yaml
 from conftest import TINY, Finished, forge, train_here
 from planted import plant, train_planted
-from safetensors import SafetensorError
 
 from forge.errors import Exit
 from forge.train import main
@@ -296,20 +295,20 @@ def test_a_disk_that_fills_up_ends_the_run_and_keeps_the_older_snapshot(shards, 
 def test_no_space_ends_the_run_and_keeps_the_older_snapshot(way, shards, tmp_path, monkeypatch):
     from forge.snapshot import store
 
-    written, save_file, disk_usage = [], store.save_file, shutil.disk_usage
+    written, write_tensors, disk_usage = [], store.write_tensors, shutil.disk_usage
 
-    def fails_the_second_time(tensors, file, **rest):
+    def fails_the_second_time(file, *rest):
         written.append(file)
         if len({path.parent for path in written}) == 2 and len(written) % 2 == 0:
             Path(file).write_bytes(b"half")
-            raise SafetensorError(f"I/O error: No space left on device (os error {errno.ENOSPC})")
-        save_file(tensors, file, **rest)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_tensors(file, *rest)
 
     def full_the_second_time(path):
         return disk_usage(path)._replace(free=100) if "step_00000004" in str(path) else disk_usage(path)
 
     if way == "writing fails":
-        monkeypatch.setattr(store, "save_file", fails_the_second_time)
+        monkeypatch.setattr(store, "write_tensors", fails_the_second_time)
     else:
         monkeypatch.setattr(shutil, "disk_usage", full_the_second_time)
     assert_disk_was_full(train_here(tmp_path / "run", *shards, "snapshot=inline", "snapshot.every=2"))

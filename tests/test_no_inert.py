@@ -39,7 +39,7 @@ RUNS = {
     "default": [],
     "others": ["dataloader=webdataset", "dataloader.workers=null", "overlap=prefetch", "checkpointing=selective",
                "schedule=wsd", "loss=chunked", "precision=fp16", "attention=flash", "moe_router=loop",
-               "operators=handwritten"],
+               "operators=handwritten", "parallel=expert", "parallel.size=1"],
     "eight": ["model.routing.balance=overflow", "precision=fp8", "optimizer=lars", "hardware.garbage=frozen"],
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",

@@ -99,7 +99,8 @@ def bucketed(model: nn.Module, precision: Precision, **how: Any) -> Bucketed:
         parameter = model.get_parameter(name)
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(slices)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(spread))
+    ignored = {*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *spread}
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     wrapped = DistributedDataParallel(model, broadcast_buffers=False, **how)
     if precision.reduce != precision.parameter:
         wrapped.register_comm_hook(getattr(torch, precision.reduce), _reduce_in)

@@ -32,7 +32,7 @@ def collect(parts: Tensor, slots: Tensor) -> Tensor:
     return out
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["choices", "rows"])     # type: ignore[untyped-decorator]
 def _collect(  # type: ignore[no-untyped-def]
         parts, slots, out, choices, num_parts: tl.constexpr, rows, COLUMNS: tl.constexpr):
     choice = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

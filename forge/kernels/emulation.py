@@ -1,7 +1,7 @@
 """What each kernel of a mixture of experts computes, in NumPy, line by line: to look at, and to debug against.
 
-The same names, shapes and order as in placement.py, grouped.py and combine.py; loops where those have programs. Rows
-that no choice has are left not a number, so that whatever reads one shows it.
+The same names, shapes and order as in choice.py, placement.py, grouped.py and combine.py; loops where those have
+programs. Rows that no choice has are left not a number, so that whatever reads one shows it.
 """
 
 from __future__ import annotations

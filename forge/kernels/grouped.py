@@ -99,23 +99,31 @@ def _programs(where: Placement, columns: int, how: Tiling) -> int:
 
 
 @triton.jit     # type: ignore[untyped-decorator]
-def _tile(tile, ends, tiles, most_tiles, COLUMN_TILES: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(expert, rows, the same but none past the expert's last, live, column tile). A token's row is read by all its
-    column tiles at about the same time."""
-    index = tile // COLUMN_TILES
+def _tile(  # type: ignore[no-untyped-def]
+        tile, count, ends, tiles, most_tiles, COLUMN_TILES: tl.constexpr, ROWS: tl.constexpr):
+    """(expert, first row, rows, the same but none past the expert's last, live, column tile) of one of `count` row
+    tiles times COLUMN_TILES. A token's row is read by all its column tiles at about the same time; where there are so
+    many of those that an expert's whole matrix passes by meanwhile, several row tiles share them."""
+    GROUP: tl.constexpr = 1 if COLUMN_TILES <= 32 else 8
+    first = tile // (GROUP * COLUMN_TILES) * GROUP
+    size = tl.minimum(count - first, GROUP)
+    within = tile % (GROUP * COLUMN_TILES)
+    index, column_tile = first + within % size, within // size
     expert = tl.load(tiles + index)
-    row = tl.load(tiles + most_tiles + index) + tl.arange(0, ROWS)
+    first_row = tl.load(tiles + most_tiles + index)
+    row = first_row + tl.arange(0, ROWS)
     stop = tl.load(ends + expert)
-    return expert.to(tl.int64), row, tl.minimum(row, stop - 1), row < stop, tile % COLUMN_TILES
+    return expert.to(tl.int64), first_row, row, tl.minimum(row, stop - 1), row < stop, column_tile
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["most_tiles"])     # type: ignore[untyped-decorator]
 def _up(  # type: ignore[no-untyped-def]
         x, gate_up, h, a, sources, ends, tiles, num_tiles, most_tiles, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
         TOP_K: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
-    for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
-        expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
+    count = tl.load(num_tiles)
+    for tile in range(tl.program_id(0), count * column_tiles, tl.num_programs(0)):
+        expert, _, row, inside, live, column_tile = _tile(tile, count, ends, tiles, most_tiles, column_tiles, ROWS)
         token = (tl.load(sources + inside) // TOP_K).to(tl.int64)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
         lefts = x + token[:, None] * WIDTH
@@ -183,20 +191,21 @@ def _straight(  # type: ignore[no-untyped-def]
     return right
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["most_tiles"])     # type: ignore[untyped-decorator]
 def _down(  # type: ignore[no-untyped-def]
         rows, weights, out, ends, tiles, num_tiles, most_tiles, K: tl.constexpr, N: tl.constexpr,
         TRANSPOSED: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
         DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
-    for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
-        expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
-        first = tl.load(tiles + most_tiles + tile // column_tiles)
+    count = tl.load(num_tiles)
+    for tile in range(tl.program_id(0), count * column_tiles, tl.num_programs(0)):
+        expert, first_row, row, inside, live, column_tile = _tile(tile, count, ends, tiles, most_tiles, column_tiles,
+                                                                  ROWS)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(0, K, DEPTH):
             if BY_COPIER:
-                left = rows.load([first, start])
+                left = rows.load([first_row, start])
             else:
                 left = _left(rows + inside.to(tl.int64)[:, None] * K, start, K, DEPTH)
             if TRANSPOSED:
@@ -208,14 +217,15 @@ def _down(  # type: ignore[no-untyped-def]
                  mask=live[:, None] & (column < N)[None, :])
 
 
-@triton.jit     # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["most_tiles", "all_rows"])     # type: ignore[untyped-decorator]
 def _down_backward(  # type: ignore[no-untyped-def]
         grad, down_weight, weights, h, weights_grad, h_grad, weighted, sources, ends, tiles, num_tiles, most_tiles,
         all_rows, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, TOP_K: tl.constexpr, BY_COPIER: tl.constexpr,
         ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column_tiles: tl.constexpr = (HIDDEN + COLUMNS - 1) // COLUMNS
-    for tile in range(tl.program_id(0), tl.load(num_tiles) * column_tiles, tl.num_programs(0)):
-        expert, row, inside, live, column_tile = _tile(tile, ends, tiles, most_tiles, column_tiles, ROWS)
+    count = tl.load(num_tiles)
+    for tile in range(tl.program_id(0), count * column_tiles, tl.num_programs(0)):
+        expert, _, row, inside, live, column_tile = _tile(tile, count, ends, tiles, most_tiles, column_tiles, ROWS)
         source = tl.load(sources + inside)
         column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
         lefts = grad + (source // TOP_K).to(tl.int64)[:, None] * WIDTH
@@ -225,12 +235,21 @@ def _down_backward(  # type: ignore[no-untyped-def]
             a_grad = tl.dot(_left(lefts, start, WIDTH, DEPTH), right, a_grad, input_precision="ieee")
         weight = tl.load(weights + source)
         # In parts, since a whole tile of gate, up and gradient does not fit into registers.
-        parts = tl.permute(tl.reshape(a_grad, [ROWS, 2, COLUMNS // 2]), [0, 2, 1])
-        left, right = tl.split(parts)
-        column = column_tile * COLUMNS + tl.arange(0, COLUMNS // 2)
-        weight_grad = _back_through(left, weight, h, h_grad, weighted, row, live, column, HIDDEN)
-        weight_grad += _back_through(right, weight, h, h_grad, weighted, row, live, column + COLUMNS // 2, HIDDEN)
+        left, right = _halves(a_grad, ROWS, COLUMNS)
+        one, two = _halves(left, ROWS, COLUMNS // 2)
+        three, four = _halves(right, ROWS, COLUMNS // 2)
+        part: tl.constexpr = COLUMNS // 4
+        column = column_tile * COLUMNS + tl.arange(0, part)
+        weight_grad = _back_through(one, weight, h, h_grad, weighted, row, live, column, HIDDEN)
+        weight_grad += _back_through(two, weight, h, h_grad, weighted, row, live, column + part, HIDDEN)
+        weight_grad += _back_through(three, weight, h, h_grad, weighted, row, live, column + 2 * part, HIDDEN)
+        weight_grad += _back_through(four, weight, h, h_grad, weighted, row, live, column + 3 * part, HIDDEN)
         tl.store(weights_grad + tl.cast(column_tile, tl.int64) * all_rows + row, weight_grad, mask=live)
+
+
+@triton.jit     # type: ignore[untyped-decorator]
+def _halves(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.split(tl.permute(tl.reshape(values, [ROWS, 2, COLUMNS // 2]), [0, 2, 1]))
 
 
 @triton.jit     # type: ignore[untyped-decorator]

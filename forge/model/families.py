@@ -24,6 +24,7 @@ _GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "ge
 LATENT_EPS = 1e-6       # of the norms of latents, which no config.json states: rms_norm_eps is that of all other norms
 DEEPSEEK = ("dots1", "deepseek_v3")     # a token's experts by sigmoid scores, bias and groups; the first blocks dense
 
+
 def fields(settings: Settings) -> Settings:
     """The decoder's fields. Raises KeyError for what is not stated, UnreadableError for what is not computed."""
     family: Family = settings["model_type"]
@@ -102,7 +103,7 @@ def _llama_settings(decoder: Decoder) -> Settings:
     own: dict[Family, Settings] = {
         "mixtral": {"sliding_window": decoder.window}, "olmoe": {"clip_qkv": decoder.clip_qkv},
         "qwen3_moe": {"moe_intermediate_size": decoder.hidden}}
-    return settings | own[decoder.family] | _routing_settings(decoder.routing, decoder.family)
+    return settings | own[decoder.family] | _routing_settings(decoder.routing, decoder.family, decoder.layers)
 
 
 def _rotary_fields(settings: Settings) -> Settings:
@@ -143,11 +144,12 @@ def _routing_fields(settings: Settings, family: Family) -> Settings | None:
     return {"num_experts": count, "top_k": settings["num_experts_per_tok"], "score": "softmax",
             "normalize": family == "mixtral" or settings.get("norm_topk_prob", False),
             "scale": 1.0, "groups": 1, "top_groups": 1, "shared_hidden": 0,
-            "aux_loss": settings.get("router_aux_loss_coef", 0.0), **TRAINING}
+            # Theirs is one loss over the tokens of all layers, ours a sum over layers: equal where layers are alike.
+            "aux_loss": settings.get("router_aux_loss_coef", 0.0) / settings["num_hidden_layers"], **TRAINING}
 
 
-def _routing_settings(routing: Routing, family: Family) -> Settings:
-    settings: Settings = {"num_experts_per_tok": routing.top_k, "router_aux_loss_coef": routing.aux_loss}
+def _routing_settings(routing: Routing, family: Family, layers: int) -> Settings:
+    settings: Settings = {"num_experts_per_tok": routing.top_k, "router_aux_loss_coef": routing.aux_loss * layers}
     if family == "mixtral":
         return settings | {"num_local_experts": routing.num_experts}
     return settings | {"num_experts": routing.num_experts, "norm_topk_prob": routing.normalize}

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forge.agreement import sum_over_ranks
 from forge.attention import Layout
 from forge.batch import IGNORED, Batch
 from forge.errors import ConfigError
@@ -16,7 +17,6 @@ from forge.model.block import Block
 from forge.model.decoder import Decoder
 from forge.model.flops import Forward, convention, forward_of
 from forge.model.rotary import RotaryEmbedding
-from forge.moe_router.choice import sum_over_ranks
 from forge.optimizer import Outcome
 
 

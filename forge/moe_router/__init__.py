@@ -23,8 +23,8 @@ class Routing:
         top_groups best groups, a group's score being the sum of its two best experts' (DeepSeek-V3). 1, 1: no groups.
     shared_hidden: width of one more expert, which every token passes through with weight 1; 0: none.
     jitter: in training, what the gate sees is multiplied by uniform noise from [1 - jitter, 1 + jitter].
-    aux_loss: weight of the load-balance loss num_experts * sum_e f_e p_e (Switch Transformer, equation 4, with f
-        counting all top_k choices, so that balance gives top_k).
+    aux_loss: weight, in each layer, of the load-balance loss num_experts * sum_e f_e p_e (Switch Transformer,
+        equation 4, with f counting all top_k choices, so that balance gives top_k in each layer; layers are added).
         p: the softmax of all logits, or the sigmoid scores over their sum.
     aux_scope: over which tokens f and p are taken: each sequence, the micro-batch, or f over the global batch as far
         as it has come, on all ranks, and p over the micro-batch (Qiu et al. 2025).

@@ -54,7 +54,8 @@ def choose_and_place(logits: Tensor, bias: Tensor, valid: Tensor, routing: Routi
 def _choose_and_place(
         logits: Tensor, bias: Tensor, valid: Tensor, top_k: int, rows: int, score: str, normalize: bool,
         scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    from forge.kernels.placement import Scores, choose_and_place
+    from forge.kernels.choice import Scores
+    from forge.kernels.placement import choose_and_place
 
     experts, weights, load, placement = choose_and_place(
         logits.contiguous(), bias, valid.contiguous(), top_k, rows, Scores(score, normalize, scale))
@@ -72,7 +73,7 @@ def _(logits: Tensor, bias: Tensor, valid: Tensor, top_k: int, rows: int, score:
 @torch.library.custom_op("forge::weights_backward", mutates_args=())
 def _weights_backward(grad: Tensor, logits: Tensor, experts: Tensor, score: str, normalize: bool,
                       scale: float) -> Tensor:
-    from forge.kernels.placement import Scores, weights_backward
+    from forge.kernels.choice import Scores, weights_backward
 
     return weights_backward(grad, logits, experts, Scores(score, normalize, scale))
 

@@ -6,9 +6,9 @@ N tokens, E experts, k of them a token. An expert id of E means: dropped, no exp
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from forge.agreement import sum_over_ranks
 from forge.decisions import decision
 
 
@@ -51,14 +51,6 @@ def count_over_update(load: Tensor, before: Tensor) -> Tensor:
 @count_over_update.register_fake
 def _(load: Tensor, before: Tensor) -> Tensor:
     return torch.empty_like(before)
-
-
-def sum_over_ranks(load: Tensor) -> Tensor:
-    """A sum over all processes, as a new tensor."""
-    load = load.clone()
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(load)
-    return load
 
 
 def ranked(keys: Tensor, groups: int, top_groups: int) -> Tensor:

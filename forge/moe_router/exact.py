@@ -38,13 +38,13 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         x_grad = weight_grad = None
+        parts = _parts(grads[0], 3)
         if ctx.needs_input_grad[0]:
             # The products of the second parts are below 2**-16, and what comes out is rounded to bfloat16.
-            (high, low), rows = _parts(grads[0], 2), _parts(weight, 2)
+            (high, low), rows = parts[:2], _parts(weight, 2)
             pairs = [(high, row) for row in rows] + [(low, rows[0])]
             x_grad = torch.cat([one for one, _ in pairs], dim=1) @ torch.cat([row for _, row in pairs])
         if ctx.needs_input_grad[1]:
-            parts = _parts(grads[0], 3)
             weight_grad = _sum(_wide(torch.cat(parts, dim=1).T, x).chunk(3)).to(weight.dtype)
         return x_grad, weight_grad
 
@@ -53,10 +53,10 @@ def _parts(tensor: Tensor, count: int) -> list[Tensor]:
     """bfloat16 tensors whose sum is the tensor, but for what `count` of them cannot hold. One where it is bfloat16."""
     if tensor.dtype == torch.bfloat16:
         return [tensor]
-    parts = []
-    for _ in range(count):
-        parts.append(tensor.bfloat16())
+    parts = [tensor.bfloat16()]
+    while len(parts) < count:
         tensor = tensor - parts[-1]
+        parts.append(tensor.bfloat16())
     return parts
 
 

@@ -19,8 +19,8 @@ class Past(NamedTuple):
     """What a mixture remembers, float32. It changes between forward passes, never in one.
 
     bias: [num_experts], added to the scores for the choice. average: [num_experts], the moving average of the load of
-    one forward pass; 0 before the first update. updates: scalar, how many were applied. seen: [num_experts], choices
-    of this update's forward passes so far, over all ranks.
+    one forward pass, and updates: scalar, how many were applied: both 0 unless balance is overflow. seen:
+    [num_experts], choices of this update's forward passes so far, over all ranks; 0 unless aux_scope is global_batch.
     """
 
     bias: Tensor
@@ -152,9 +152,10 @@ def _kept(experts: Tensor, scores: Tensor, valid: Tensor, routing: Routing) -> T
 
 
 def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
-    """How many choices an expert may hold. More than there are is as good as infinite."""
-    above: Tensor = capacity * (1 + 2**-20)     # or a product that rounds to just below a whole number would lose one
-    return above.clamp(max=experts.numel()).floor().to(torch.int64)
+    """How many choices an expert may hold: rounded up, so that few tokens are not all dropped. More than there are is
+    as good as infinite."""
+    below: Tensor = capacity * (1 - 2**-20)     # or a product that rounds to just above a whole number would add one
+    return below.clamp(max=experts.numel()).ceil().to(torch.int64)
 
 
 def _counts(experts: Tensor, valid: Tensor, like: Tensor) -> Tensor:

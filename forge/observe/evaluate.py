@@ -78,7 +78,7 @@ class Judge:
     def _batch(self, indices: list[int], instead: int) -> Batch:
         tensors = self.config.batching.collate([self.plan[index][0] for index in indices or [instead]], self.source)
         if not indices:
-            tensors["targets"].fill_(IGNORED)
+            tensors["targets"] = torch.full_like(tensors["targets"], IGNORED)      # which may be a view of the tokens
         return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), self.config.seed)
 
 

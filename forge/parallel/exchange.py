@@ -46,7 +46,8 @@ class Exchange:
             out = execute(rows, coming.unsqueeze(-1), ones, gate_up, down)
             mine: Tensor = _Return.apply(out, order, place, trip)               # type: ignore[no-untyped-call]
             each = mine.view(*experts.shape, tokens.shape[-1])
-            return (each * weights.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
+            kept = weights.masked_fill(experts == gate_up.shape[0] * self.group.size(), 0)  # a dropped one's may be nan
+            return (each * kept.unsqueeze(-1)).sum(dim=1).to(tokens.dtype)
 
         return cast("Callable[[], Tensor]", finish)
 

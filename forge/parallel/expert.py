@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from forge.config import Config
@@ -47,7 +48,11 @@ class ExpertParallel:
             return None
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(device_type, (world_size // self.size, self.size), mesh_dim_names=("data", "expert"))
+        shape = (world_size // self.size, self.size)
+        mesh = init_device_mesh(device_type, shape, mesh_dim_names=("data", "expert"))
+        for group in mesh.get_all_groups():
+            _wait_as_all_do(group, device_type)
+        return mesh
 
     def shard(self, model: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
         """Keep this rank's experts of what was drawn whole, so that they are those of a run in one process."""
@@ -71,3 +76,13 @@ class ExpertParallel:
     def _uneven(self, world_size: int) -> str:
         return (f"parallel.size={self.size} does not divide the {world_size} ranks of this run (hardware.processes, "
                 f"over all nodes): make them a multiple of {self.size}, or set parallel.size to a divisor of them.")
+
+
+def _wait_as_all_do(group: ProcessGroup, device_type: str) -> None:
+    """Give a group the timeout of all ranks (hardware.timeout_seconds): a mesh makes groups with torch's own."""
+    import torch
+    import torch.distributed as dist
+
+    everyone: Any = dist.group.WORLD
+    timeout = everyone._get_backend(torch.device(device_type)).options._timeout
+    dist.distributed_c10d._set_pg_timeout(timeout, group)

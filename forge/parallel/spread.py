@@ -119,6 +119,7 @@ def with_all_slices(parameters: Sequence[Tensor], figures: Sequence[Tensor]) -> 
     parts = [torch.stack(found)] if found else []
     for axis, mine in of_axis.items():
         part = torch.stack(mine)
-        parts.append(part.new_empty(axis.size() * len(mine)))
-        dist.all_gather_into_tensor(parts[-1], part, group=axis)
+        of_ranks = [torch.empty_like(part) for _ in range(axis.size())]
+        dist.all_gather(of_ranks, part, group=axis)
+        parts += of_ranks
     return torch.cat(parts)

@@ -1,6 +1,9 @@
 """What forward decided, recomputation repeats and does not decide again: an operator that tells the difference."""
 
+import subprocess
+import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +83,13 @@ def test_routing_decides_by_such_operators():
 
     names = {operator.name().split("::")[1] for operator in DECISIONS}
     assert {"choose_experts", "drop_surplus", "reroute", "count_over_update"} <= names
+
+
+def test_a_dense_model_pays_for_no_decisions():
+    """In a process of its own, since what decides is registered where it is imported."""
+    program = ("import sys; sys.path.insert(0, 'tests')\n"
+               "from tiny import tiny_model\nfrom forge.checkpointing.full import Full\n"
+               "print(*('context_fn' in block.forward.how for block in Full()(tiny_model()).blocks))")
+    done = subprocess.run([sys.executable, "-c", program.replace("'tests'", repr(str(Path(__file__).parents[1])))],
+                          capture_output=True, text=True)
+    assert done.stdout.split() == ["False"] * 3, done.stderr

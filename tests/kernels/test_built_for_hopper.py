@@ -41,7 +41,7 @@ def built(self, *args, grid, warmup, **how):
                       "copies": "cp.async.bulk.tensor" in kernel.asm["ptx"]}), flush=True)
 
 JITFunction.run = built
-from forge.kernels import combine, grouped, placement, tilings
+from forge.kernels import choice, combine, grouped, placement, tilings
 for module in (grouped, placement):
     module.num_multiprocessors = lambda device: 132
 
@@ -72,7 +72,7 @@ grouped.weight_gradient(x, active, where, "left", how["down_gradient"])
 del torch.Tensor.new_empty
 placement._launch(torch.empty(tokens, num_experts), torch.empty(num_experts), torch.empty(tokens, dtype=torch.bool),
                   torch.empty(tokens, top_k, dtype=torch.int64), weights, num_experts, 128,
-                  placement.Scores("softmax", True, 1.0))
+                  choice.Scores("softmax", True, 1.0))
 """
 
 

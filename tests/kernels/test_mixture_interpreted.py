@@ -129,12 +129,12 @@ def test_the_emulation_chooses_as_the_gate_does(score, normalize, biased):
 @NORMALIZE
 @pytest.mark.parametrize("tokens, num_experts, top_k", [(0, 4, 2), (1, 1, 1), (33, 16, 3), (40, 256, 8), (70, 5, 5)])
 def test_choosing_and_placing(tokens, num_experts, top_k, score, normalize):
-    from forge.kernels import placement
+    from forge.kernels import choice, placement
 
     generator = torch.Generator().manual_seed(0)
     logits, grad = (torch.randn(tokens, size, generator=generator) for size in (num_experts, top_k))
     valid = torch.rand(tokens, generator=generator) < 0.7
-    how = placement.Scores(score, normalize, 1.5)
+    how = choice.Scores(score, normalize, 1.5)
     for bias in (torch.zeros(num_experts), torch.randn(num_experts, generator=generator)):
         experts, weights, load, where = placement.choose_and_place(logits, bias, valid, top_k, 16, how)
         wanted, wanted_weights = gate_choice(logits, bias, top_k, score, normalize)
@@ -142,7 +142,7 @@ def test_choosing_and_placing(tokens, num_experts, top_k, score, normalize):
         assert torch.allclose(weights, wanted_weights, rtol=0, atol=4 * num_experts * UNIT)
         assert load.tolist() == torch.bincount(wanted[valid].flatten(), minlength=num_experts).tolist()
         assert_placed(where, emulation.place(wanted.numpy(), num_experts, 16))
-        back = placement.weights_backward(grad, logits, experts, how)
+        back = choice.weights_backward(grad, logits, experts, how)
         assert_close(back, emulation.weights_backward(*arrays(grad, logits, experts), *how).astype(np.float32),
                      4 * num_experts)
 
@@ -165,12 +165,12 @@ def test_placing_what_was_chosen(shape, drop):
 
 @interpreted
 def test_logits_that_are_not_numbers_choose_distinct_experts_and_give_no_weight():
-    from forge.kernels import placement
+    from forge.kernels import choice, placement
 
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     logits[1, 3], logits[2], logits[3], logits[4, 2] = float("nan"), float("nan"), -float("inf"), -float("inf")
     experts, weights, _, _ = placement.choose_and_place(
-        logits, torch.zeros(8), torch.ones(5, dtype=torch.bool), 3, 16, placement.Scores("softmax", True, 1.0))
+        logits, torch.zeros(8), torch.ones(5, dtype=torch.bool), 3, 16, choice.Scores("softmax", True, 1.0))
     assert torch.equal(experts, logits.sort(dim=-1, descending=True, stable=True).indices[:, :3])
     assert weights.isnan().any(dim=-1).tolist() == [False, True, True, True, False]
 
@@ -272,6 +272,26 @@ def test_inside_a_compiled_graph():
         y, aux, load = run(x, None)
         (y.square().sum() + aux).backward()
         found.append([y.detach(), aux.detach(), load, *(p.grad for p in mixture.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, 32)
+
+
+@interpreted
+def test_choices_that_came_from_other_ranks_are_placed_where_they_came(tmp_path):
+    from forge.parallel.exchange import Exchange
+
+    x = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = []
+        for start in (None, Exchange(torch.distributed.group.WORLD)):
+            mixture = fused()
+            mixture.start = start or mixture.start
+            y, aux, _ = mixture(x, None)
+            (y.square().sum() + aux).backward()
+            found.append([y.detach(), *(p.grad for p in mixture.parameters())])
+    finally:
+        torch.distributed.destroy_process_group()
     for one, other in zip(*found, strict=True):
         assert_close(one, other, 32)
 

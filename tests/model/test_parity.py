@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from forge.batch import Batch
-from forge.model.huggingface import decoder_of, read_config
+from forge.model.huggingface import decoder_of, read_config, settings_of
 from forge.model.layouts import layouts
 from forge.model.weights import companions, load_weights, save_weights
 
@@ -137,6 +137,36 @@ def test_logits_and_gradients(reference, folder):
     worst = max(errors, key=errors.get)
     print(f"largest relative error: {errors[worst]:.1e} ({worst})")
     assert errors[worst] <= TOLERANCE, errors
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen3_moe"])
+def test_the_load_balance_loss(family, tmp_path):
+    """transformers takes it over the tokens of all layers together, so it is compared where there is one layer; that
+    of several is theirs in size only, which the weight that is read makes up for."""
+    torch.manual_seed(0)
+    settings = MODELS[family]().config.to_dict() | {"num_hidden_layers": 1, "router_aux_loss_coef": 0.3,
+                                                    "output_router_logits": True}
+    reference = AutoModelForCausalLM.from_config(type(MODELS[family]().config)(**settings)).eval()
+    reference.save_pretrained(tmp_path)
+    decoder = decoder_of(read_config(tmp_path), "config.json")
+    network = decoder.build(parts())
+    load_weights(network, decoder, tmp_path)
+    batch = _batch()
+    theirs = reference(batch.tensors["tokens"], labels=batch.tensors["tokens"])
+    (0.3 * theirs.aux_loss).backward()
+    _, _, terms = network(batch, torch.tensor(1.0))
+    assert float(terms["aux_loss"]) / batch.num_targets == pytest.approx(0.3 * theirs.aux_loss.item(), rel=1e-5)
+    scaled, _, _ = network(batch, torch.tensor(1 / batch.num_targets))
+    with_loss = torch.autograd.grad(scaled, network.blocks[0].feed_forward.gate.weight)[0]
+    without = replace(decoder, routing=replace(decoder.routing, aux_loss=0.0)).build(parts())
+    without.load_state_dict(network.state_dict())
+    plain = torch.autograd.grad(without(batch, torch.tensor(1 / batch.num_targets))[0],
+                                without.blocks[0].feed_forward.gate.weight)[0]
+    gate = next(value for name, value in reference.named_parameters() if name.endswith("mlp.gate.weight"))
+    assert _error(with_loss - plain, gate.grad) <= 1e-3      # a difference of gradients, some hundred times as large
+    three = replace(decoder, layers=3)
+    assert decoder_of(settings_of(three), "config.json").routing.aux_loss == pytest.approx(0.3)
+    assert settings_of(three)["router_aux_loss_coef"] == pytest.approx(0.9)
 
 
 def test_round_trip_keeps_every_bit(reference, folder, tmp_path):

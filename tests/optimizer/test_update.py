@@ -103,9 +103,11 @@ def first_and_last(shards, run_dir, *overrides):
     """Weights by name before the first update and after the last, and the optimizer's state after it."""
     run = train_here(run_dir, *shards, "snapshot=inline", *overrides)
     assert run.code == 0, run.err
-    before = build_model(load(run_dir), Topology(torch.device("cpu"), 0, 0, 1)).state_dict()
+    model = build_model(load(run_dir), Topology(torch.device("cpu"), 0, 0, 1))
+    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
     snapshot, = (run_dir / "snapshots").iterdir()
-    return before, load_file(snapshot / "model.safetensors"), load_file(snapshot / "update.safetensors")
+    saved = load_file(snapshot / "model.safetensors")
+    return before, {name: saved[name] for name in before}, load_file(snapshot / "update.safetensors")
 
 
 def group(match, lr_scale=1.0, weight_decay="null", frozen="false"):

@@ -97,18 +97,17 @@ class Option(SDPA):
 OTHER_TIES = """
 from dataclasses import dataclass
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import Past, choose
+from forge.moe_router.gate import choose
 from forge.moe_router.mixture import Mixture
 
 class FromTheLast(Mixture):
     '''Experts counted from the last to the first, so that ties go to the higher number.'''
 
     def forward(self, x, valid):
-        past = Past(self.bias, self.average, self.updates, self.seen)
-        experts, weights, aux, load = choose(x, valid, self.gate.weight.flip(0), self.routing, past, True)
-        experts = self.routing.num_experts - 1 - experts
-        y = by_sorting(x.flatten(0, 1), experts, weights, self.gate_up, self.down).view_as(x)
-        return y, aux, load.flip(0)
+        choice = choose(x, valid, self.gate.weight.flip(0), self.routing, self.past(), self.training)
+        experts = self.routing.num_experts - 1 - choice.experts
+        y = by_sorting(x.flatten(0, 1), experts, choice.weights, self.gate_up, self.down).view_as(x)
+        return y, choice.aux, choice.load.flip(0)
 
 @dataclass(frozen=True)
 class Option:

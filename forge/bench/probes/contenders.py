@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.bench.probes.products import kernel_products, torch_products
+from forge.moe_router.exact import plain_product, split_product
 from forge.moe_router.grouped import grouped_product
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def _behind_a_plain_gate(execute: Callable[..., Tensor], halved: bool = False) -
 
 def _plain_gate(x: Tensor, gate: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """(weights, experts) [tokens, top_k] by torch.topk, whose ties go anywhere: random logits have none."""
-    logits = F.linear(x.float(), gate.float())
+    # The same product as forge's own gate: what is compared is the rest.
+    logits = (split_product if x.is_cuda and x.dtype == torch.bfloat16 else plain_product)(x, gate)
     if routing.score == "softmax_of_chosen":
         chosen, experts = logits.topk(routing.top_k, dim=-1)
         return chosen.softmax(dim=-1) * routing.scale, experts
