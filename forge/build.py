@@ -82,14 +82,19 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         opened.callback(reader.close)
         reader.seek(progress.cursor)
         works = config.overlap(reader, stage, phases)
-        run.observers.extend([ledger, config.snapshot.build(run), config.evaluation.build(run)])
-        for tracker in config.tracker.options.values() if topology.is_first else ():
-            sink = tracker.build(run)
-            opened.callback(sink.close)
-            ledger.sinks.append(sink)
+        _observe(run, opened)
         trainable: Any = model
         yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,
                       topology.data_size), run
+
+
+def _observe(run: Run, opened: ExitStack) -> None:
+    """What watches the run, in the order in which it is told of each step."""
+    run.observers.extend([run.ledger, run.config.snapshot.build(run), run.config.evaluation.build(run)])
+    for tracker in run.config.tracker.options.values() if run.topology.is_first else ():
+        sink = tracker.build(run)
+        opened.callback(sink.close)
+        run.ledger.sinks.append(sink)
 
 
 def _prepare(config: Config, sync: Sync, feed: Feed, stage: Callable[[Batch], Batch], topology: Topology) -> None:

@@ -127,11 +127,14 @@ class CommandLine:
         return bool(found) and found[-1].absolute() == self.snapshot
 
     def note_unused(self, config: Config) -> None:
-        """Say which options were asked for that the model has no use for."""
-        asked = {_key(word).partition(".")[0] for word in self.overrides}
-        for group, reason in config.model.unused().items():
-            if group in asked:
-                print(f"forge: {group}={config.choices.get(group)} is not used: model={config.choices.get('model')} "
+        """Say which options and settings were asked for that the model has no use for."""
+        typed = {_key(word): _value(word) for word in self.overrides}
+        groups = {key.partition(".")[0] for key in typed}
+        for name, reason in config.model.unused().items():
+            if name in typed and "." in name:
+                print(f"forge: {name}={typed[name]} {reason}.", file=sys.stderr)
+            elif name in groups:
+                print(f"forge: {name}={config.choices.get(name)} is not used: model={config.choices.get('model')} "
                       f"{reason}.", file=sys.stderr)
 
 

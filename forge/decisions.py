@@ -2,7 +2,7 @@
 
 Recomputation (checkpointing) repeats forward to get back what was not kept. A decision that came out differently the
 second time, because what it looks at has moved on, would give gradients of another function than the one that was
-evaluated. So every option of checkpointing keeps the results of these operators.
+evaluated. So every option of checkpointing keeps the results of these operators, of a model that says that it decides.
 """
 
 from __future__ import annotations

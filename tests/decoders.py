@@ -38,7 +38,7 @@ LLAMA = Decoder(
     qk_norm="none", clip_qkv=None, window=None, latent=None, tied=False, dropout=0.0, init_std=0.02, routing=None,
     dense_first=None, family="llama", weights=None)
 ROUTING = routing(num_experts=5, normalize=True)
-SIGMOID = routing(num_experts=6, top_k=3, score="sigmoid", normalize=True, scale=2.5, groups=3, top_groups=2,
+SIGMOID = routing(num_experts=6, top_k=3, score="sigmoid", normalize=True, scale=2.5, num_groups=3, top_groups=2,
                   shared_hidden=40)
 SMALL = {
     "gpt2": replace(LLAMA, kv_heads=4, hidden=128, norm="layer", rotary=None, activation="gelu_tanh", biases=True,

@@ -26,11 +26,6 @@ ELSEWHERE = {
     "model.family": "whose layout weights are read and written in",
     "model.max_length": "rotary positions end nowhere: there it is only written down, as Decoder says",
 }
-# What another setting brings into play: read in the runs that say so, and in no other.
-PLAYED = {
-    "model.routing.bias_rate": "model.routing.balance=bias",
-    **dict.fromkeys((f"model.routing.{name}" for name in ("threshold", "load_decay", "balance_from", "balance_ramp")),
-                    "model.routing.balance=overflow")}
 # What latent attention knows not: other values than none are refused with it, see Decoder.problems.
 WITHOUT_LATENT = {"model.qk_norm", "model.clip_qkv"}
 LINE = ["steps=3", "evaluation=heldout", "evaluation.every=1", "snapshot=inline", "tracker=[console,tensorboard]",
@@ -80,7 +75,8 @@ def noting(cls, reads):
 def test_a_run_reads_every_setting(words, shards, token_file, tmp_path, monkeypatch):
     if "data=tokens" in words:
         words, shards = words[1:], token_file
-    found = list(settings(realise(composed(*TINY, *shards, *LINE, *words, f"run_dir={tmp_path}"))))
+    config = realise(composed(*TINY, *shards, *LINE, *words, f"run_dir={tmp_path}"))
+    found = list(settings(config))
     reads, train = set(), forge.worker._train
 
     def train_and_note(*arguments):
@@ -92,7 +88,7 @@ def test_a_run_reads_every_setting(words, shards, token_file, tmp_path, monkeypa
     run = train_here(tmp_path / "run", *shards, *LINE, *words)
     assert run.code == 0, run.err
     unread = {name for name, cls, field in found if (cls, field) not in reads}
-    unplayed = {name for name, word in PLAYED.items() if word not in words}
+    unplayed = {*config.model.unused()}         # those that a user who sets them is told about
     if any(word.startswith("model.latent=") for word in words):
         unplayed |= WITHOUT_LATENT
     assert unread == (ELSEWHERE.keys() | unplayed) & {name for name, _, _ in found}

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from forge.decisions import DECISIONS
-
 if TYPE_CHECKING:
     from torch import nn
 
 
 def recompute(model: nn.Module, every: int, kept: frozenset[Any]) -> nn.Module:
     """Recompute each `every`-th block of the model, but for the results of the operators in `kept` and of those that
-    decide something.
+    decide something in this model.
 
     Replaces the blocks' methods, not the blocks, so that the names of parameters stay.
     """
+    trainable: Any = model
     how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    kept = kept | DECISIONS
+    kept = kept | trainable.decisions()
     if kept:            # a dense model, fully recomputed, has nothing to look out for, and pays for no looking
         how["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
-    trainable: Any = model
     for blocks in trainable.block_lists():
         for block in blocks[::every]:
             block.forward = Recomputed(block.forward, how)

@@ -47,18 +47,18 @@ def choose_and_place(logits: Tensor, bias: Tensor, valid: Tensor, top_k: int, ro
     """logits: [N, num_experts] float32. bias: [num_experts] float32, which only the choice sees. valid: [N] bool.
 
     Returns (experts [N, top_k] int64, best first and the lower id first where scores tie; weights [N, top_k] float32;
-    load [num_experts] float32, choices of valid tokens; placement). Not a number counts as the highest score, and
-    makes the weights not a number. The twins are forge.moe_router.choice.choose_experts and gate.choose.
+    load [2, num_experts] float32, choices of valid tokens and of all; placement). Not a number counts as the highest
+    score, and makes the weights not a number. The twins are forge.moe_router.choice.choose_experts and gate.choose.
     """
     experts = torch.empty(logits.shape[0], top_k, dtype=torch.int64, device=logits.device)
     weights = torch.empty(logits.shape[0], top_k, dtype=torch.float32, device=logits.device)
     placement, counts = _launch(logits, bias, valid, experts, weights, logits.shape[1], rows, how)
-    return experts, weights, counts.sum(dim=0).float(), placement
+    return experts, weights, counts.sum(dim=1).float(), placement
 
 
 def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, experts: Tensor, weights: Tensor | None,
             num_experts: int, rows: int, how: Scores) -> tuple[Placement, Tensor]:
-    """(placement, counts [programs, num_experts] int32: each program's choices of valid tokens)"""
+    """(placement, counts [2, programs, num_experts] int32: each program's choices of valid tokens, and of all)"""
     assert experts.is_contiguous() and (logits is None or logits.is_contiguous())
     tokens, top_k = experts.shape
     device, choices = experts.device, experts.numel()
@@ -76,7 +76,7 @@ def _launch(logits: Tensor | None, bias: Tensor | None, valid: Tensor | None, ex
         at_once(num_experts, CELLS), at_once(num_experts, 4 * CELLS),
         triton.next_power_of_2(num_experts), triton.next_power_of_2(top_k), PROGRAMS,
         num_warps=8, launch_cooperative_grid=not interpreted())
-    return Placement(slots, sources, ends, tiles, num_tiles), counts[1]
+    return Placement(slots, sources, ends, tiles, num_tiles), counts
 
 
 @triton.jit(do_not_specialize=["tokens", "most_tiles"])     # type: ignore[untyped-decorator]
@@ -108,10 +108,11 @@ def _place(  # type: ignore[no-untyped-def]
         if SCORE != "given":
             counted = tl.load(valid + token, mask=token < last, other=0).to(tl.int32)
             load += tl.sum(chosen * counted[:, None], axis=0)
-    tl.store(counts + program * E + expert, running, mask=expert < E)
-    tl.store(counts + (programs + program) * E + expert, load, mask=expert < E)
+    tl.store(counts + program * E + expert, load, mask=expert < E)
+    of_all = counts + programs * E
+    tl.store(of_all + program * E + expert, running, mask=expert < E)
     _meet(arrived, programs)
-    total, base = _totals(counts, program, programs, E, BLOCK_E, PROGRAMS)
+    total, base = _totals(of_all, program, programs, E, BLOCK_E, PROGRAMS)
     for start in range(first, last, TOKENS):
         token = start + tl.arange(0, TOKENS)
         ids = _ids(experts, token, last, E, K, BLOCK_K)

@@ -62,6 +62,10 @@ class Trainable(Protocol):
         """The stacks of equal blocks: what checkpointing wraps and compile=blocks compiles, one by one."""
         ...
 
+    def decisions(self) -> frozenset[object]:
+        """The operators of its blocks whose results recomputation must keep (see forge.decisions). None: empty."""
+        ...
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations of forward and backward, per token: 6 * active parameters in matmuls
         + 12 * layers * width * sequence_length (PaLM, appendix B; nanoGPT's convention)."""
@@ -77,7 +81,8 @@ class Model(Protocol):
     vocab_size: int
 
     def unused(self) -> dict[str, str]:
-        """The groups whose options cannot matter to this model, each with the reason ("has no experts")."""
+        """What cannot matter to this model: groups, each with the reason ("has no experts"); and settings of its own by
+        their dotted names, each with what is to be said of it ("has no effect without ...")."""
         ...
 
     def build(self, parts: Parts) -> nn.Module:

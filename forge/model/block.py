@@ -30,9 +30,9 @@ class Block(nn.Module):
                 plan: Any) -> tuple[Tensor, Tensor, Tensor]:
         """x: [B, T, width]. aux: scalar float32, the auxiliary losses of the blocks before.
 
-        Returns (x, aux, load [num_experts], empty in a dense model, zeros for a dense block among routed ones). What a
-        block learns about its load it returns, and stores nowhere: so it survives checkpointing, which runs forward
-        twice, and compilation.
+        Returns (x, aux, load [2 or 3, num_experts], of a dense block among routed ones zeros [num_experts], in a dense
+        model empty). What a block learns about its load it returns, and stores nowhere: so it survives checkpointing,
+        which runs forward twice, and compilation.
         """
         x = self._add(x, self.attention(self.attention_norm(x), rotation, plan))
         normed = self.feed_forward_norm(x)

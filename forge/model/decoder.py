@@ -140,7 +140,11 @@ class Decoder:
         return 0 if self.dense_first is None else self.dense_first.layers
 
     def unused(self) -> dict[str, str]:
-        return {} if self.routing is not None else {"moe_router": "has no experts"}
+        from forge.moe_router.limits import idle
+
+        if self.routing is None:
+            return {"moe_router": "has no experts"}
+        return {f"model.routing.{name}": f"has no effect without {other}" for name, other in idle(self.routing).items()}
 
     def problems(self, config: Config) -> Iterator[str]:
         yield from self._sizes()

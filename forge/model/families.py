@@ -143,7 +143,7 @@ def _routing_fields(settings: Settings, family: Family) -> Settings | None:
         raise KeyError("num_local_experts" if family == "mixtral" else "num_experts")
     return {"num_experts": count, "top_k": settings["num_experts_per_tok"], "score": "softmax",
             "normalize": family == "mixtral" or settings.get("norm_topk_prob", False),
-            "scale": 1.0, "groups": 1, "top_groups": 1, "shared_hidden": 0,
+            "scale": 1.0, "num_groups": 1, "top_groups": 1, "shared_hidden": 0,
             # Theirs is one loss over the tokens of all layers, ours a sum over layers: equal where layers are alike.
             "aux_loss": settings.get("router_aux_loss_coef", 0.0) / settings["num_hidden_layers"], **TRAINING}
 
@@ -159,7 +159,7 @@ def _deepseek_routing_fields(settings: Settings) -> Settings:
     # aux_loss_alpha is not read: DeepSeek's loss is Switch's divided by top_k, and the bias balances the load.
     return {"num_experts": settings["n_routed_experts"], "top_k": settings["num_experts_per_tok"], "score": "sigmoid",
             "normalize": settings["norm_topk_prob"], "scale": settings["routed_scaling_factor"],
-            "groups": settings["n_group"] or 1, "top_groups": settings["topk_group"] or 1,
+            "num_groups": settings["n_group"] or 1, "top_groups": settings["topk_group"] or 1,
             "shared_hidden": (settings["n_shared_experts"] or 0) * settings["moe_intermediate_size"],
             "aux_loss": 0.0, **TRAINING}
 
@@ -175,7 +175,7 @@ def _deepseek_settings(decoder: Decoder, routing: Routing) -> Settings:
         "first_k_dense_replace": decoder.dense_layers, "moe_layer_freq": 1,
         "intermediate_size": decoder.hidden if first is None else first.hidden,
         "moe_intermediate_size": decoder.hidden, "n_shared_experts": routing.shared_hidden // decoder.hidden,
-        "n_routed_experts": routing.num_experts, "num_experts_per_tok": routing.top_k, "n_group": routing.groups,
+        "n_routed_experts": routing.num_experts, "num_experts_per_tok": routing.top_k, "n_group": routing.num_groups,
         "topk_group": routing.top_groups, "norm_topk_prob": routing.normalize, "routed_scaling_factor": routing.scale,
         "topk_method": "noaux_tc", "scoring_func": "noaux_tc" if decoder.family == "dots1" else "sigmoid",
         "sliding_window": None}

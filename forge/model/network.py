@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.agreement import sum_over_ranks
 from forge.attention import Layout
 from forge.batch import IGNORED, Batch
+from forge.decisions import DECISIONS
 from forge.errors import ConfigError
 from forge.model import Parts
 from forge.model.block import Block
 from forge.model.decoder import Decoder
 from forge.model.flops import Forward, convention, forward_of
 from forge.model.rotary import RotaryEmbedding
+from forge.moe_router.memory import remember_pass, remember_update, terms_of
 from forge.optimizer import Outcome
 
 
@@ -41,45 +42,23 @@ class Network(nn.Module):
         positions, plan = self._prepare(batch)
         scaled, loss_sum, aux, load = self.compute(
             batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale)
-        terms = self._terms(aux, load)
-        if self.training and self._sees_update():
-            self._remember(terms)
-        return scaled, loss_sum, terms
+        if self.training and self.decoder.routing is not None:
+            remember_pass(self._mixtures(), load)
+        return scaled, loss_sum, self._terms(aux, load)
 
-    @torch.no_grad()
     def after_update(self, terms: dict[str, Tensor], outcome: Outcome) -> None:
-        routing = self.decoder.routing
-        if routing is None or (routing.balance == "none" and not self._sees_update()):
-            return
-        chosen = _chosen(terms)
-        sums = torch.cat([chosen.flatten(), terms.get("forward_passes", chosen.new_ones(())).view(1)])
-        if routing.balance != "none":
-            sums = sum_over_ranks(sums)
-        for mixture, load in zip(self._mixtures(), sums[:-1].view_as(chosen), strict=True):
-            if mixture is not None:
-                mixture.after_update(load, sums[-1], outcome.applied)
-
-    def _sees_update(self) -> bool:
-        """Whether a forward pass looks at those before it in the same update."""
-        routing = self.decoder.routing
-        return routing is not None and routing.aux_loss > 0 and routing.aux_scope == "global_batch"
-
-    @torch.no_grad()
-    def _remember(self, terms: dict[str, Tensor]) -> None:
-        """Here, outside of compiled and recomputed code: once a forward pass."""
-        for mixture, load in zip(self._mixtures(), sum_over_ranks(_chosen(terms)), strict=True):
-            if mixture is not None:
-                mixture.remember(load)
+        if self.decoder.routing is not None:
+            remember_update(self.decoder.routing, self._mixtures(), terms, outcome.applied)
 
     def _mixtures(self) -> list[Any]:
         """One a block; None where it is dense."""
-        return [block.feed_forward if hasattr(block.feed_forward, "remember") else None for block in self.blocks]
+        return [block.feed_forward if block.routed else None for block in self.blocks]
 
     def compute(self, tokens: Tensor, targets: Tensor, positions: Tensor, plan: Any,
                 scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(scaled, loss_sum, aux, load): all that can be compiled as one graph.
 
-        load: [layers, num_experts], or [layers, 2, num_experts], see forge.moe_router.MoERouter.
+        load: [layers, 2 or 3, num_experts], see forge.moe_router.MoERouter.
         """
         valid = None if self.decoder.routing is None else targets != IGNORED
         hidden, aux, load = self._hidden(tokens, positions, valid, plan)
@@ -97,6 +76,9 @@ class Network(nn.Module):
 
     def block_lists(self) -> list[nn.ModuleList]:
         return [self.blocks]
+
+    def decisions(self) -> frozenset[Any]:
+        return frozenset() if self.decoder.routing is None else frozenset(DECISIONS)
 
     def flops_per_token(self, sequence_length: int) -> float:
         return convention(self.forward_flops(), sequence_length)
@@ -141,19 +123,7 @@ class Network(nn.Module):
         routing = self.decoder.routing
         if routing is None:
             return {}
-        terms = {"expert_load": load}
-        if load.dim() == 3:
-            terms = {"expert_load": load[:, 1], "expert_choices": load[:, 0]}
-        if routing.balance == "overflow":
-            terms["forward_passes"] = load.new_ones(())
-        if routing.aux_loss > 0 or routing.z_loss > 0:
-            terms["aux_loss"] = aux
-        return terms
-
-
-def _chosen(terms: dict[str, Tensor]) -> Tensor:
-    """[layers, num_experts]: the load as the tokens chose."""
-    return terms.get("expert_choices", terms["expert_load"])
+        return terms_of(routing, load) | ({"aux_loss": aux} if routing.aux_loss > 0 or routing.z_loss > 0 else {})
 
 
 def initialised(decoder: Decoder, parts: Parts) -> Network:

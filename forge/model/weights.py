@@ -17,12 +17,13 @@ from forge.errors import ConfigError, UnreadableError, UnusableEnvironment
 from forge.model.decoder import Decoder
 from forge.model.huggingface import disagreements, predictors, read_config, settings_of
 from forge.model.layouts import BIAS, Layout, Shape, layouts
+from forge.moe_router.memory import Memory
 from forge.notes import say
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                    "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
-_REMEMBERED = tuple(f".feed_forward.{name}" for name in (BIAS, "average", "updates"))      # by a mixture of experts
+_REMEMBERED = tuple(f".feed_forward.{name}" for name in Memory._fields)        # by a mixture of experts
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
 
@@ -189,7 +190,7 @@ def _with_a_place(weights: dict[str, Tensor], layout: Layout, decoder: Decoder) 
     """Without what only training remembers, and without selection biases that change nothing, where the family has
     none. Raises ConfigError where they do."""
     unplaced = {name for name in weights.keys() - layout.rules.keys() if name.endswith(_REMEMBERED)}
-    moved = sorted(name for name in unplaced if name.endswith(_REMEMBERED[0]) and weights[name].any())
+    moved = sorted(name for name in unplaced if name.endswith(f".feed_forward.{BIAS}") and weights[name].any())
     if moved:
         raise ConfigError(f"The layout model.family={decoder.family} has no place for selection biases, and "
                           f"model.routing.balance=bias has moved {moved[0]} away from 0.")

@@ -19,7 +19,7 @@ class Routing:
         score (DeepSeek-V3).
     normalize: the weights of the chosen experts sum to one, exactly: nothing is added to the sum. scale: what the
         weights are multiplied by after that.
-    groups, top_groups: experts stand in so many groups of equal size, and a token chooses among the experts of its
+    num_groups, top_groups: experts stand in so many groups of equal size, and a token chooses among the experts of its
         top_groups best groups, a group's score being the sum of its two best experts' (DeepSeek-V3). 1, 1: no groups.
     shared_hidden: width of one more expert, which every token passes through with weight 1; 0: none.
     jitter: in training, what the gate sees is multiplied by uniform noise from [1 - jitter, 1 + jitter].
@@ -33,11 +33,13 @@ class Routing:
         (Wang et al. 2024). overflow: in training, what an expert holds above `threshold` times the smoothed mean load
         goes, lowest scores first, to the next-best expert of the token that has room. A token has no expert twice, and
         what finds no room stays. A weight is the score of the expert that is used.
-    threshold: null: infinite. load_decay: of the moving average of the load of a forward pass, a value per update.
+    threshold: null: infinite. load_decay: of the moving average of the mean load of a forward pass, a value per
+        update. It matters where passes differ in their numbers of tokens.
     balance_from, balance_ramp: updates before overflow balancing begins, and until it has its full effect:
         meanwhile threshold is divided by the part of the ramp that is behind. Skipped updates do not count.
     capacity_factor: choices beyond this many times the mean load of an expert are dropped, lowest scores first, in
-        training; the weights of the others stay. null: dropless.
+        training; the weights of the others stay. null: dropless. For it and for threshold all tokens count that
+        experts compute, also those without a target.
     """
 
     num_experts: int
@@ -45,7 +47,7 @@ class Routing:
     score: Literal["softmax", "softmax_of_chosen", "sigmoid"]
     normalize: bool
     scale: float
-    groups: int
+    num_groups: int
     top_groups: int
     shared_hidden: int
     jitter: float
@@ -72,14 +74,13 @@ class MoERouter(Protocol):
         """A mixture of SwiGLU experts: (x [B, T, width], valid [B, T] bool or None) -> (y, aux, load).
 
         y: [B, T, width]. aux: scalar float32: the auxiliary losses, weighted, as a sum over the valid tokens (mean
-        times count), so that it adds up over micro-batches as the loss does. load: [num_experts] float32, detached:
-        choices of valid tokens. Where the routing may move or drop choices, [2, num_experts]: as the tokens chose,
-        and as the experts compute.
+        times count), so that it adds up over micro-batches as the loss does. load: [2, num_experts] float32,
+        detached: choices as valid tokens made them, which is what balance looks at; and as the experts compute them,
+        of all tokens. In training with aux_scope=global_batch and an aux_loss, a third row: the first, of the update
+        so far, this pass included, over all ranks.
         Parameters: gate.weight [num_experts, width]; gate_up [num_experts, 2 * hidden, width], gate first;
         down [num_experts, width, hidden]; with a shared expert, shared.up.weight [2 * shared_hidden, width], gate
         first, and shared.down.weight [width, shared_hidden]. The gate computes in float32.
-        What it remembers is in buffers, see forge.moe_router.gate.Past, and changes in two methods only:
-        remember(load [num_experts], over all ranks), after each forward pass of an update, and
-        after_update(load [num_experts], passes, applied), once an update, see Mixture.
+        What it remembers is in buffers and changes in two methods only: see forge.moe_router.memory.Remembering.
         """
         ...

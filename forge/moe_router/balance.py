@@ -8,23 +8,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from forge.moe_router import Routing
-from forge.moe_router.choice import count_over_update
 
 
 def balance_loss(probabilities: Tensor, chosen: Tensor, valid: Tensor, routing: Routing,
-                 seen: Tensor | None) -> Tensor:
+                 so_far: Tensor | None) -> Tensor:
     """num_experts * sum_e f_e p_e of each group of tokens, times the group's valid tokens.
 
     f_e: choices of expert e per valid token; p_e: mean probability of e; a group is a sequence or the micro-batch.
-    seen: [num_experts], choices of the update before this micro-batch, over all ranks: f_e is taken over them and this
-    one (Qiu et al. 2025). None: by aux_scope, as in evaluation, where there is no update.
+    so_far: [num_experts], choices of the update up to and with this micro-batch, over all ranks: f_e is taken over them
+    (Qiu et al. 2025). None: by aux_scope, as in evaluation, where there is no update.
     """
     if routing.aux_loss == 0:
         return probabilities.new_zeros(())
     probabilities = probabilities.masked_fill(~valid.unsqueeze(-1), 0)
-    if seen is not None:
-        load = count_over_update(chosen.sum(dim=(0, 1)).to(seen.dtype), seen)
-        share = load / (load.sum() / routing.top_k).clamp(min=1)
+    if so_far is not None:
+        share = so_far / (so_far.sum() / routing.top_k).clamp(min=1)
         products: Tensor = share * probabilities.sum(dim=(0, 1))
         return products.sum() * (routing.aux_loss * routing.num_experts)
     if routing.aux_scope != "sequence":

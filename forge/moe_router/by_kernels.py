@@ -40,7 +40,8 @@ def through_experts(tokens: Tensor, weights: Tensor, gate_up: Tensor, down: Tens
 
 def choose_and_place(logits: Tensor, bias: Tensor, valid: Tensor, routing: Routing,
                      rows: int) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """(experts [N, top_k] int64, weights [N, top_k] float32, load [num_experts] float32, a Placement), by one kernel.
+    """(experts [N, top_k] int64, weights [N, top_k] float32, load [2, num_experts] float32, a Placement), by one
+    kernel.
 
     logits: [N, num_experts] float32. bias: [num_experts]. valid: [N] bool. rows: see placed_rows. Of routing without
     groups; what moves choices afterwards is not applied.
@@ -67,7 +68,7 @@ def _(logits: Tensor, bias: Tensor, valid: Tensor, top_k: int, rows: int, score:
       scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     experts = logits.new_empty(logits.shape[0], top_k, dtype=torch.int64)
     weights = torch.empty_like(experts, dtype=torch.float32)
-    return experts, weights, torch.empty_like(bias), *placed_like(experts, logits.shape[1], rows)
+    return experts, weights, bias.new_empty(2, logits.shape[1]), *placed_like(experts, logits.shape[1], rows)
 
 
 @torch.library.custom_op("forge::weights_backward", mutates_args=())

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge.moe_router.choice import tokens_per_expert
 from forge.moe_router.grouped import grouped_product
 
 
@@ -36,7 +37,7 @@ def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor
     dropped = experts == gate_up.shape[0]
     order = experts.flatten().argsort(stable=True)
     place = torch.empty_like(order).scatter(0, order, torch.arange(order.numel(), device=order.device))
-    ends = _tokens_per_expert(experts, gate_up.shape[0]).cumsum(0).to(torch.int32)
+    ends = tokens_per_expert(experts, gate_up.shape[0]).cumsum(0).to(torch.int32)
     rows: Tensor = _Dispatch.apply(tokens, order, place, dropped)   # type: ignore[no-untyped-call]
     hidden = _swiglu(grouped_product(rows, gate_up, ends))
     out = grouped_product(hidden, down, ends)
@@ -48,12 +49,6 @@ def by_sorting(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor
 def _swiglu(gate_and_up: Tensor) -> Tensor:
     gate, up = gate_and_up.chunk(2, dim=-1)
     return F.silu(gate) * up
-
-
-def _tokens_per_expert(experts: Tensor, num_experts: int) -> Tensor:
-    """[num_experts] int64. Not by bincount, which makes the host wait for the GPU."""
-    once = torch.zeros(experts.shape[0], num_experts + 1, dtype=torch.int32, device=experts.device)
-    return once.scatter(-1, experts, 1).sum(dim=0)[:num_experts]
 
 
 # Dropped choices are sorted behind all others. A grouped product leaves their rows as the memory was, which may be nan:

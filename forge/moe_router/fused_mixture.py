@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from forge.kernels import runs_on
+from forge.moe_router import Routing
 from forge.moe_router.by_kernels import by_kernels, choose_and_place, placed_rows, through_experts
 from forge.moe_router.experts import by_sorting
-from forge.moe_router.gate import Choice, imbalance, logits_of, moves
+from forge.moe_router.gate import Choice, counts_of, imbalance, logits_of, may_move_choices, with_update
+from forge.moe_router.memory import Memory
 from forge.moe_router.mixture import Execute, Mixture
 
 
@@ -20,18 +22,19 @@ class FusedMixture(Mixture):
 
     def choose(self, x: Tensor, valid: Tensor | None) -> Choice:
         routing = self.routing
-        if routing.groups > 1 or (self.training and moves(routing)) or not _has_kernels(x.device, x.dtype):
+        moved = self.training and may_move_choices(routing)
+        if routing.num_groups > 1 or moved or not _has_kernels(x.device, x.dtype):
             return super().choose(x, valid)
         valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
         logits = logits_of(x, self.gate.weight, routing.jitter if self.training else 0.0)
-        past = self.past()
+        memory = self.memory()
         experts, weights, load, placement = choose_and_place(
-            logits.flatten(0, 1), past.bias, valid.flatten(), routing,
+            logits.flatten(0, 1), memory.bias, valid.flatten(), routing,
             placed_rows(x.device, self.compute_dtype(x)))
-        aux = logits.new_zeros(())
+        aux, so_far = logits.new_zeros(()), None
         if routing.aux_loss > 0 or routing.z_loss > 0:
-            aux = _imbalance(logits)(logits, experts, valid, routing, past, self.training)
-        return Choice(experts, weights, aux, torch.stack([load, load]) if moves(routing) else load, placement)
+            aux, so_far = _imbalance(logits)(logits, experts, valid, routing, memory, self.training)
+        return Choice(experts, weights, aux, with_update(load, so_far), placement)
 
     def execute_for(self, choice: Choice) -> Execute:
         def execute(tokens: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -52,9 +55,15 @@ def _has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
 
 def _imbalance(logits: Tensor) -> Any:
     """In few kernels on a GPU, where no graph around it does so already."""
-    return _compiled() if logits.is_cuda and not torch.compiler.is_compiling() else imbalance
+    return _compiled() if logits.is_cuda and not torch.compiler.is_compiling() else _counted_imbalance
+
+
+def _counted_imbalance(logits: Tensor, experts: Tensor, valid: Tensor, routing: Routing, memory: Memory,
+                       training: bool) -> tuple[Tensor, Tensor | None]:
+    """With the counting inside, so that no compiled kernel has to read counts of [N, num_experts]."""
+    return imbalance(logits, counts_of(experts, valid, logits), valid, routing, memory, training)
 
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(imbalance)
+    return torch.compile(_counted_imbalance)

@@ -10,23 +10,10 @@ from torch import Tensor
 
 from forge.moe_router import Routing
 from forge.moe_router.balance import balance_loss, z_loss
-from forge.moe_router.choice import choose_experts, drop_surplus
+from forge.moe_router.choice import choose_experts, count_over_update, drop_surplus, tokens_per_expert
 from forge.moe_router.exact import plain_product, split_product
+from forge.moe_router.memory import Memory, sees_update
 from forge.moe_router.overflow import reroute
-
-
-class Past(NamedTuple):
-    """What a mixture remembers, float32. It changes between forward passes, never in one.
-
-    bias: [num_experts], added to the scores for the choice. average: [num_experts], the moving average of the load of
-    one forward pass, and updates: scalar, how many were applied: both 0 unless balance is overflow. seen:
-    [num_experts], choices of this update's forward passes so far, over all ranks; 0 unless aux_scope is global_batch.
-    """
-
-    bias: Tensor
-    average: Tensor
-    updates: Tensor
-    seen: Tensor
 
 
 class Choice(NamedTuple):
@@ -44,32 +31,41 @@ class Choice(NamedTuple):
     placement: list[Tensor] | None = None
 
 
-def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing, past: Past,
+def choose(x: Tensor, valid: Tensor | None, gate_weight: Tensor, routing: Routing, memory: Memory,
            training: bool) -> Choice:
-    """x: [B, T, width]. valid: [B, T] bool; other tokens are routed too, but count in neither aux nor load."""
+    """x: [B, T, width]. valid: [B, T] bool; other tokens are routed and computed too, and take room, but count neither
+    in aux nor among the choices that balance looks at."""
     valid = torch.ones_like(x[..., 0], dtype=torch.bool) if valid is None else valid
     logits = logits_of(x, gate_weight, routing.jitter if training else 0.0)
     scores = _scores(logits, routing)
-    keys = _keys(logits, scores, past.bias, routing).detach().flatten(0, 1)
-    chosen = choose_experts(keys, routing.top_k, routing.groups, routing.top_groups)
-    used = _rerouted(keys, chosen, scores, valid, routing, past) if training and reroutes(routing) else chosen
+    keys = _keys(logits, scores, memory.bias, routing).detach().flatten(0, 1)
+    chosen = choose_experts(keys, routing.top_k, routing.num_groups, routing.top_groups)
+    used = _rerouted(keys, chosen, scores, routing, memory) if training and reroutes(routing) else chosen
     weights = _weights(logits.flatten(0, 1), scores.flatten(0, 1), used, routing)
-    kept = _kept(used, scores, valid, routing) if training and routing.capacity_factor is not None else used
+    kept = _kept(used, scores, routing) if training and routing.capacity_factor is not None else used
 
-    counts = _counts(chosen, valid, scores)
-    load = counts.sum(dim=(0, 1))
-    if moves(routing):
-        load = torch.stack([load, load if kept is chosen else _counts(kept, valid, scores).sum(dim=(0, 1))])
-    aux = imbalance(logits, chosen, valid, routing, past, training)
-    return Choice(kept, weights, aux, load.detach())
+    counts = counts_of(chosen, valid, scores)
+    aux, so_far = imbalance(logits, counts, valid, routing, memory, training)
+    load = torch.stack([counts.sum(dim=(0, 1)), tokens_per_expert(kept, routing.num_experts)]).float()
+    return Choice(kept, weights, aux, with_update(load, so_far))
 
 
-def imbalance(logits: Tensor, chosen: Tensor, valid: Tensor, routing: Routing, past: Past, training: bool) -> Tensor:
-    """Scalar: what the auxiliary losses come to. logits: [B, T, num_experts]; chosen: [N, top_k]; valid: [B, T]."""
-    seen = past.seen if training and routing.aux_scope == "global_batch" else None
+def imbalance(logits: Tensor, counts: Tensor, valid: Tensor, routing: Routing, memory: Memory,
+              training: bool) -> tuple[Tensor, Tensor | None]:
+    """(what the auxiliary losses come to, scalar; the load of the update so far, where that is looked at).
+
+    logits: [B, T, num_experts]; counts: see counts_of; valid: [B, T].
+    """
+    so_far = None
+    if training and sees_update(routing):
+        so_far = count_over_update(counts.sum(dim=(0, 1)).float(), memory.load_so_far)
     probabilities = _shares(logits) if routing.score == "sigmoid" else logits.softmax(dim=-1)
-    counts = _counts(chosen, valid, logits)
-    return balance_loss(probabilities, counts, valid, routing, seen) + z_loss(logits, valid, routing)
+    return balance_loss(probabilities, counts, valid, routing, so_far) + z_loss(logits, valid, routing), so_far
+
+
+def with_update(load: Tensor, so_far: Tensor | None) -> Tensor:
+    """The load of a pass [2, num_experts], and as a third row that of the update, if there is one."""
+    return load.detach() if so_far is None else torch.cat([load, so_far.unsqueeze(0)]).detach()
 
 
 def reroutes(routing: Routing) -> bool:
@@ -77,7 +73,7 @@ def reroutes(routing: Routing) -> bool:
     return routing.balance == "overflow" and routing.threshold is not None
 
 
-def moves(routing: Routing) -> bool:
+def may_move_choices(routing: Routing) -> bool:
     """Whether, in training, an expert may compute other choices than the tokens made."""
     return reroutes(routing) or routing.capacity_factor is not None
 
@@ -111,7 +107,7 @@ def _keys(logits: Tensor, scores: Tensor, bias: Tensor, routing: Routing) -> Ten
     makes and breaks.
     """
     biased = (logits if routing.score == "softmax_of_chosen" else scores) + bias
-    return biased if routing.groups > 1 else torch.where(bias.any(), biased, logits)
+    return biased if routing.num_groups > 1 else torch.where(bias.any(), biased, logits)
 
 
 def _weights(logits: Tensor, scores: Tensor, experts: Tensor, routing: Routing) -> Tensor:
@@ -130,25 +126,28 @@ def _weights(logits: Tensor, scores: Tensor, experts: Tensor, routing: Routing) 
     return weights * routing.scale
 
 
-def _rerouted(keys: Tensor, chosen: Tensor, scores: Tensor, valid: Tensor, routing: Routing, past: Past) -> Tensor:
+def _rerouted(keys: Tensor, chosen: Tensor, scores: Tensor, routing: Routing, memory: Memory) -> Tensor:
     assert routing.threshold is not None
-    mean: Tensor = valid.sum() * (routing.top_k / routing.num_experts)
-    mean = torch.where(past.average.any(), past.average.mean(), mean)
-    ramp = ((past.updates - routing.balance_from) / max(routing.balance_ramp, 1)).clamp(0, 1)
-    ramp = torch.where(past.updates >= routing.balance_from + routing.balance_ramp, 1.0, ramp)
+    mean = torch.where(memory.mean_load > 0, memory.mean_load, _mean_load(chosen, scores))
+    ramp = ((memory.num_updates - routing.balance_from) / max(routing.balance_ramp, 1)).clamp(0, 1)
+    ramp = torch.where(memory.num_updates >= routing.balance_from + routing.balance_ramp, 1.0, ramp)
     capacity = torch.where(ramp > 0, routing.threshold * mean / ramp, torch.inf)
     mine = scores.detach().flatten(0, 1).gather(-1, chosen)
-    used: Tensor = reroute(keys, chosen, mine, valid.flatten(), _whole(capacity, chosen), routing.groups,
-                           routing.top_groups)
+    used: Tensor = reroute(keys, chosen, mine, _whole(capacity, chosen), routing.num_groups, routing.top_groups)
     return used
 
 
-def _kept(experts: Tensor, scores: Tensor, valid: Tensor, routing: Routing) -> Tensor:
+def _kept(experts: Tensor, scores: Tensor, routing: Routing) -> Tensor:
     assert routing.capacity_factor is not None
-    capacity: Tensor = valid.sum() * (routing.capacity_factor * routing.top_k / routing.num_experts)
+    capacity = routing.capacity_factor * _mean_load(experts, scores)
     mine = scores.detach().flatten(0, 1).gather(-1, experts)
-    kept: Tensor = drop_surplus(experts, mine, valid.flatten(), _whole(capacity, experts), routing.num_experts)
+    kept: Tensor = drop_surplus(experts, mine, _whole(capacity, experts), routing.num_experts)
     return kept
+
+
+def _mean_load(experts: Tensor, scores: Tensor) -> Tensor:
+    """Scalar: choices [N, top_k] per expert, of all tokens, since all are computed."""
+    return scores.new_full((), experts.numel()) / scores.shape[-1]
 
 
 def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
@@ -158,7 +157,7 @@ def _whole(capacity: Tensor, experts: Tensor) -> Tensor:
     return below.clamp(max=experts.numel()).ceil().to(torch.int64)
 
 
-def _counts(experts: Tensor, valid: Tensor, like: Tensor) -> Tensor:
+def counts_of(experts: Tensor, valid: Tensor, like: Tensor) -> Tensor:
     """[B, T, num_experts]: 1 where a valid token goes to the expert."""
     once = like.new_zeros(experts.shape[0], like.shape[-1] + 1).scatter(-1, experts, 1.0)[:, :-1]
     return once.view_as(like).masked_fill(~valid.unsqueeze(-1), 0)

@@ -1,10 +1,12 @@
-"""Which settings of model.routing cannot be. Does not import torch."""
+"""Which settings of model.routing cannot be, and which do nothing. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from forge.moe_router import Routing
+
+OF_OVERFLOW = ("load_decay", "balance_from", "balance_ramp")        # what says more of a threshold
 
 
 def problems(routing: Routing) -> Iterator[str]:
@@ -20,16 +22,30 @@ def problems(routing: Routing) -> Iterator[str]:
         yield f"model.routing.scale={routing.scale}: more than 0 is wanted; 1 changes nothing."
 
 
+def idle(routing: Routing) -> dict[str, str]:
+    """The settings that do nothing beside the others, each with the other that brings it into play."""
+    found = {}
+    if routing.balance != "bias":
+        found["bias_rate"] = "model.routing.balance=bias"
+    if routing.balance != "overflow":
+        found |= dict.fromkeys(("threshold", *OF_OVERFLOW), "model.routing.balance=overflow")
+    elif routing.threshold is None:
+        found |= dict.fromkeys(OF_OVERFLOW, "model.routing.threshold above 1")
+    if routing.aux_loss == 0:
+        found["aux_scope"] = "model.routing.aux_loss above 0"
+    return found
+
+
 def _choice(routing: Routing) -> Iterator[str]:
-    experts, top_k, groups = routing.num_experts, routing.top_k, routing.groups
+    experts, top_k, groups = routing.num_experts, routing.top_k, routing.num_groups
     if not 1 <= top_k <= experts:
         yield (f"model.routing.top_k={top_k} does not fit model.routing.num_experts={experts}: a token chooses between "
                f"1 and all experts.")
     elif groups < 1 or experts % groups:
-        yield (f"model.routing.groups={groups} does not divide model.routing.num_experts={experts}: groups are of "
+        yield (f"model.routing.num_groups={groups} does not divide model.routing.num_experts={experts}: groups are of "
                f"equal size. 1 means no groups.")
     elif not 1 <= routing.top_groups <= groups:
-        yield (f"model.routing.top_groups={routing.top_groups} does not fit model.routing.groups={groups}: a token "
+        yield (f"model.routing.top_groups={routing.top_groups} does not fit model.routing.num_groups={groups}: a token "
                f"chooses among the experts of between 1 and all groups.")
     elif routing.top_groups * (experts // groups) < top_k:
         yield (f"model.routing.top_groups={routing.top_groups} groups of {experts // groups} experts are fewer experts "

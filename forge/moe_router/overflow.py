@@ -16,24 +16,22 @@ import torch
 from torch import Tensor
 
 from forge.decisions import decision
-from forge.moe_router.choice import places, ranked
+from forge.moe_router.choice import places, ranked, tokens_per_expert
 
 
 @decision("reroute")
-def reroute(keys: Tensor, experts: Tensor, scores: Tensor, valid: Tensor, limit: Tensor, groups: int,
-            top_groups: int) -> Tensor:
+def reroute(keys: Tensor, experts: Tensor, scores: Tensor, limit: Tensor, num_groups: int, top_groups: int) -> Tensor:
     """[N, k] int64: the choices after balancing.
 
-    keys [N, E], groups, top_groups: as in choose_experts, which gave experts [N, k]. scores: [N, k], of the choices.
-    valid: [N]; other tokens take no room and stay. limit: scalar int64.
+    keys [N, E], num_groups, top_groups: as in choose_experts, which gave experts [N, k]. scores: [N, k], of the
+    choices. limit: scalar int64.
     """
     num_tokens, num_experts = keys.shape
-    candidates = ranked(keys, groups, top_groups)
-    counted = torch.where(valid.unsqueeze(-1), experts, num_experts)
-    pending = valid.unsqueeze(-1) & (places(counted, scores, num_experts) >= limit)
+    candidates = ranked(keys, num_groups, top_groups)
+    pending = places(experts, scores, num_experts) >= limit
     queue = _queue(pending, scores)
     has = torch.zeros(num_tokens, num_experts + 1, dtype=torch.bool, device=keys.device).scatter(1, experts, True)
-    room = (limit - _load(counted, num_experts)).clamp(min=0)
+    room = (limit - tokens_per_expert(experts, num_experts).long()).clamp(min=0)
     experts = experts.clone()           # an operator gives no input back, as one expert would have it
     for _ in range(num_experts - 1):
         wanted = _next_best(candidates, room, has, pending, queue)
@@ -46,8 +44,7 @@ def reroute(keys: Tensor, experts: Tensor, scores: Tensor, valid: Tensor, limit:
 
 
 @reroute.register_fake
-def _(keys: Tensor, experts: Tensor, scores: Tensor, valid: Tensor, limit: Tensor, groups: int,
-      top_groups: int) -> Tensor:
+def _(keys: Tensor, experts: Tensor, scores: Tensor, limit: Tensor, num_groups: int, top_groups: int) -> Tensor:
     return torch.empty_like(experts)
 
 
@@ -57,11 +54,6 @@ def _queue(pending: Tensor, scores: Tensor) -> Tensor:
     surplus_first = (~pending).flatten()[by_score].sort(stable=True).indices
     turns = torch.arange(by_score.numel(), device=scores.device)
     return torch.empty_like(turns).scatter(0, by_score[surplus_first], turns).view_as(pending)
-
-
-def _load(experts: Tensor, num_experts: int) -> Tensor:
-    once = torch.zeros(experts.shape[0], num_experts + 1, dtype=torch.int64, device=experts.device)
-    return once.scatter(1, experts, 1).sum(dim=0)[:num_experts]
 
 
 def _next_best(candidates: Tensor, room: Tensor, has: Tensor, pending: Tensor, queue: Tensor) -> Tensor:

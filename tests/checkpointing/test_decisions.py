@@ -1,12 +1,11 @@
 """What forward decided, recomputation repeats and does not decide again: an operator that tells the difference."""
 
-import subprocess
-import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
+from routings import routing
+from tiny import tiny_model
 from torch import nn
 
 from forge.checkpointing.full import Full
@@ -52,6 +51,9 @@ class Model(nn.Module):
     def block_lists(self):
         return [self.blocks]
 
+    def decisions(self):
+        return {torch.ops.forge.decides_anew_each_time.default}
+
 
 @pytest.mark.parametrize("compiled", [None, "blocks", "whole"])
 @pytest.mark.parametrize("option", [KeepAll(), Full(), Selective(1, []), Selective(2, ["matmul"])], ids=repr)
@@ -69,27 +71,22 @@ def test_a_decision_is_made_once(option, compiled):
         assert torch.allclose(block.weight.grad, number * torch.tensor(float(number)).cos())
 
 
-def test_without_the_list_it_would_be_made_twice(monkeypatch):
-    import forge.checkpointing.recompute as recompute
-
-    monkeypatch.setattr(recompute, "DECISIONS", set())
+def test_of_a_model_that_does_not_say_so_it_would_be_made_twice(monkeypatch):
+    monkeypatch.setattr(Model, "decisions", lambda model: frozenset())
     first = next(_calls)
     Full()(Model())(torch.zeros(3, requires_grad=True)).sum().backward()
     assert next(_calls) == first + 7
 
 
 def test_routing_decides_by_such_operators():
-    import forge.moe_router.gate  # noqa: F401
-
-    names = {operator.name().split("::")[1] for operator in DECISIONS}
+    names = {operator.name().split("::")[1] for operator in tiny_model(routing=routing()).decisions()}
     assert {"choose_experts", "drop_surplus", "reroute", "count_over_update"} <= names
 
 
 def test_a_dense_model_pays_for_no_decisions():
-    """In a process of its own, since what decides is registered where it is imported."""
-    program = ("import sys; sys.path.insert(0, 'tests')\n"
-               "from tiny import tiny_model\nfrom forge.checkpointing.full import Full\n"
-               "print(*('context_fn' in block.forward.how for block in Full()(tiny_model()).blocks))")
-    done = subprocess.run([sys.executable, "-c", program.replace("'tests'", repr(str(Path(__file__).parents[1])))],
-                          capture_output=True, text=True)
-    assert done.stdout.split() == ["False"] * 3, done.stderr
+    """Whatever else has been imported into its process: it is recomputed without looking at its operators."""
+    def looks(**settings):
+        return ["context_fn" in block.forward.how for block in Full()(tiny_model(**settings)).blocks]
+
+    assert DECISIONS and looks(routing=None, layers=2) == [False, False]
+    assert looks(routing=routing(), layers=2) == [True, True]

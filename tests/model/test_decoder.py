@@ -68,14 +68,15 @@ def test_contract(name):
     batch = _batch()
     scaled, loss_sum, terms = network(batch, torch.tensor(0.5))
     routed = SMALL[name].routing is not None
-    assert list(terms) == (["expert_load"] if routed else [])
+    assert list(terms) == (["expert_choices", "expert_load"] if routed else [])
     assert loss_sum.dtype == torch.float32 and not loss_sum.requires_grad
     assert torch.equal(scaled, loss_sum * 0.5)
     assert network.logits(batch).shape == (3, 16, 61)
     if routed:
         dense, routing = SMALL[name].dense_layers, SMALL[name].routing
         assert terms["expert_load"].shape == (2, routing.num_experts)
-        assert (terms["expert_load"].sum(1)[dense:] == batch.num_targets * routing.top_k).all()
+        assert (terms["expert_choices"].sum(1)[dense:] == batch.num_targets * routing.top_k).all()
+        assert (terms["expert_load"].sum(1)[dense:] == 3 * 16 * routing.top_k).all()        # all are computed
         assert (terms["expert_load"][:dense] == 0).all()
     scaled.backward()
     assert all(parameter.grad is not None for parameter in network.parameters())

@@ -159,7 +159,7 @@ def test_the_settings_round_trip(name):
         assert weighted.routing.aux_loss == pytest.approx(0.5)
 
 
-OTHERWISE = {"num_experts": 12, "top_k": 4, "score": None, "normalize": None, "scale": 1.5, "groups": 2,
+OTHERWISE = {"num_experts": 12, "top_k": 4, "score": None, "normalize": None, "scale": 1.5, "num_groups": 2,
              "top_groups": 3, "shared_hidden": 60}
 ONLY_TRAINING = {"jitter", "aux_loss", "aux_scope", "z_loss", "balance", "bias_rate", "threshold", "load_decay",
                  "balance_from", "balance_ramp", "capacity_factor"}

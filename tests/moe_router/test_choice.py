@@ -31,10 +31,10 @@ def surplus_of(choices, scores, limit):
     return {(token, slot) for some in held.values() for _, token, slot in sorted(some)[limit:]}
 
 
-def rerouted(keys, experts, scores, valid, limit, groups, top_groups):
+def rerouted(keys, experts, scores, limit, groups, top_groups):
     """The rule of forge.moe_router.overflow, token by token."""
     experts = [list(row) for row in experts]
-    choices = {(n, slot): e for n, row in enumerate(experts) if valid[n] for slot, e in enumerate(row)}
+    choices = {(n, slot): e for n, row in enumerate(experts) for slot, e in enumerate(row)}
     load = [list(choices.values()).count(e) for e in range(len(keys[0]))]
     surplus = surplus_of(choices, scores, limit)
     for _, token, slot in sorted((-scores[n][slot], n, slot) for n, slot in surplus):
@@ -85,10 +85,10 @@ def test_places():
 @pytest.mark.parametrize("steps", [None, 3])
 def test_capacity_keeps_the_highest_scores(limit, steps):
     keys = _keys(30, 6, 1, steps)
-    experts, valid = choose_experts(keys, 2, 1, 1), torch.rand(30, generator=torch.Generator().manual_seed(0)) < 0.8
+    experts = choose_experts(keys, 2, 1, 1)
     scores = keys.gather(1, experts)
-    found = drop_surplus(experts, scores, valid, torch.tensor(limit), 6)
-    choices = {(n, slot): e for n, row in enumerate(experts.tolist()) if valid[n] for slot, e in enumerate(row)}
+    found = drop_surplus(experts, scores, torch.tensor(limit), 6)
+    choices = {(n, slot): e for n, row in enumerate(experts.tolist()) for slot, e in enumerate(row)}
     wanted = experts.clone()
     for token, slot in surplus_of(choices, scores.tolist(), limit):
         wanted[token, slot] = 6
@@ -103,10 +103,9 @@ def test_overflow_equals_the_rule_token_by_token(experts, groups, top_groups, to
     for seed in range(3):
         keys = _keys(33, experts, seed, steps)
         chosen = choose_experts(keys, top_k, groups, top_groups)
-        valid = torch.rand(33, generator=torch.Generator().manual_seed(seed)) < 0.9
         scores = keys.sigmoid().gather(1, chosen)
-        found = reroute(keys, chosen, scores, valid, torch.tensor(limit), groups, top_groups)
-        wanted = rerouted(keys.tolist(), chosen.tolist(), scores.tolist(), valid.tolist(), limit, groups, top_groups)
+        found = reroute(keys, chosen, scores, torch.tensor(limit), groups, top_groups)
+        wanted = rerouted(keys.tolist(), chosen.tolist(), scores.tolist(), limit, groups, top_groups)
         assert found.tolist() == wanted
         assert all(len(set(row)) == top_k for row in wanted)
 
@@ -114,17 +113,16 @@ def test_overflow_equals_the_rule_token_by_token(experts, groups, top_groups, to
 def test_tokens_that_all_like_the_same_experts_fill_one_after_the_other():
     """The worst case: every stretch fills one expert. 32 choices, 4 to an expert at most: all eight are filled."""
     keys = -torch.arange(8.0).expand(32, 8)
-    found = reroute(keys, torch.zeros(32, 1, dtype=torch.int64), torch.ones(32, 1), torch.ones(32, dtype=torch.bool),
-                    torch.tensor(4), 1, 1)
+    found = reroute(keys, torch.zeros(32, 1, dtype=torch.int64), torch.ones(32, 1), torch.tensor(4), 1, 1)
     assert found.flatten().tolist() == [token // 4 for token in range(32)]
 
 
 def test_operators_take_no_tokens():
     none = torch.zeros(0, 2, dtype=torch.int64)
-    valid, limit = torch.ones(0, dtype=torch.bool), torch.tensor(1)
+    limit = torch.tensor(1)
     assert choose_experts(torch.zeros(0, 4), 2, 2, 1).shape == (0, 2)
-    assert drop_surplus(none, torch.zeros(0, 2), valid, limit, 4).shape == (0, 2)
-    assert reroute(torch.zeros(0, 4), none, torch.zeros(0, 2), valid, limit, 1, 1).shape == (0, 2)
+    assert drop_surplus(none, torch.zeros(0, 2), limit, 4).shape == (0, 2)
+    assert reroute(torch.zeros(0, 4), none, torch.zeros(0, 2), limit, 1, 1).shape == (0, 2)
 
 
 # ---- the same through choose: limits from capacity_factor and threshold, weights of what is used
@@ -146,7 +144,7 @@ def test_weights_are_those_of_the_experts_that_are_used(score):
     limit = int(1.25 * 24 * 2 / 6)
     scores = logits.sigmoid() if score == "sigmoid" else logits.softmax(-1)
     plain = choose_experts(logits, 2, 1, 1)
-    wanted = rerouted(logits.tolist(), plain.tolist(), scores.gather(1, plain).tolist(), [True] * 24, limit, 1, 1)
+    wanted = rerouted(logits.tolist(), plain.tolist(), scores.gather(1, plain).tolist(), limit, 1, 1)
     assert choice.experts.tolist() == wanted and wanted != plain.tolist()
     mine = torch.tensor([[float(logits[n, e]) for e in row] for n, row in enumerate(wanted)])
     expected = mine.softmax(-1) if score == "softmax_of_chosen" else scores.gather(1, choice.experts)
@@ -176,32 +174,56 @@ def test_off_is_the_plain_router_to_the_bit(off):
     plain = chosen(x, None, GATE, routing(num_experts=6, top_k=2, **others), training)
     assert torch.equal(one.experts, plain.experts) and torch.equal(one.weights, plain.weights)
     assert torch.equal(one.aux, plain.aux)
-    assert all(torch.equal(row, plain.load) for row in one.load.view(-1, 6))
+    assert torch.equal(one.load, plain.load) and torch.equal(*plain.load)
 
 
 @pytest.mark.parametrize(("updates", "part"), [(2, None), (3, 1 / 4), (4, 2 / 4), (5, 3 / 4), (6, 1), (60, 1)])
 def test_the_ramp_divides_the_threshold(updates, part):
     how = routing(**{**OVERFLOW, "balance_from": 2, "balance_ramp": 4, "threshold": 1.5})
-    choice = chosen(_x(), None, GATE, how, updates=torch.tensor(float(updates)), average=torch.full((6,), 4.0))
+    choice = chosen(_x(), None, GATE, how, num_updates=torch.tensor(float(updates)), mean_load=torch.tensor(4.0))
     limit = 48 if part is None else int(1.5 * 4 / part)
     plain = choose_experts(_x()[0], 2, 1, 1)
-    wanted = rerouted(_x()[0].tolist(), plain.tolist(), _x()[0].softmax(-1).gather(1, plain).tolist(), [True] * 24,
-                      limit, 1, 1)
+    wanted = rerouted(_x()[0].tolist(), plain.tolist(), _x()[0].softmax(-1).gather(1, plain).tolist(), limit, 1,
+                      1)
     assert choice.experts.tolist() == wanted
 
 
-def test_capacity_is_of_training_only_and_padding_takes_no_room():
+MANY = torch.arange(200).expand(1, 200) >= 180         # of which 20 have a target
+
+
+@pytest.mark.parametrize("how", [
+    {"capacity_factor": 1.5}, {"balance": "overflow", "balance_ramp": 0, "threshold": 1.5}], ids=str)
+def test_tokens_without_a_target_are_limited_and_reported_too(how):
+    """An expert computes them, so they take room: at most 1.5 times 200 * 2 / 6 choices, whoever has a target."""
+    x, how = _x(200), routing(num_experts=6, top_k=2, **how)
+    choice, plain = chosen(x, MANY, GATE, how), choose_experts(x[0], 2, 1, 1)
+    scores = x[0].softmax(-1).gather(1, plain).tolist()
+    if how.balance == "overflow":
+        wanted = rerouted(x[0].tolist(), plain.tolist(), scores, 100, 1, 1)
+    else:
+        wanted = plain.tolist()
+        choices = {(n, slot): e for n, row in enumerate(wanted) for slot, e in enumerate(row)}
+        for token, slot in surplus_of(choices, scores, 100):
+            wanted[token][slot] = 6
+    assert choice.experts.tolist() == wanted
+    computed = torch.bincount(choice.experts.flatten(), minlength=7)[:6]
+    assert torch.bincount(plain.flatten()).max() > 100 == computed.max()
+    assert choice.load[1].tolist() == computed.tolist()
+    assert choice.load[0].tolist() == torch.bincount(plain[180:].flatten(), minlength=6).tolist()
+
+
+def test_few_tokens_are_not_all_dropped():
+    """1.25 * 3 / 6 of a choice is one."""
+    how = routing(num_experts=6, top_k=1, capacity_factor=1.25)
+    choice = chosen(_x(3) + torch.eye(6)[0] * 9, None, GATE, how)
+    assert choice.load.tolist() == [[3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+
+
+def test_capacity_is_of_training_only():
     how = routing(num_experts=6, top_k=2, capacity_factor=1.0)
-    valid = torch.arange(24).expand(1, 24) >= 12
-    choice = chosen(_x(), valid, GATE, how)
+    choice = chosen(_x(), None, GATE, how)
     plain = choose_experts(_x()[0], 2, 1, 1)
-    assert torch.equal(choice.experts[:12], plain[:12])         # padding stays where it was
-    scores = _x()[0].softmax(-1).gather(1, plain)
-    choices = {(n, slot): int(plain[n, slot]) for n in range(12, 24) for slot in range(2)}
-    wanted = plain.clone()
-    for token, slot in surplus_of(choices, scores.tolist(), 4):     # 12 tokens, 2 choices each, 6 experts
-        wanted[token, slot] = 6
-    assert torch.equal(choice.experts, wanted) and (wanted == 6).any()
-    assert torch.equal(choice.weights, scores)
-    assert choice.load[0].sum() == 24 and choice.load[1].max() == 4
-    assert torch.equal(chosen(_x(), valid, GATE, how, training=False).experts, plain)
+    assert (choice.experts == 6).any() and torch.equal(choice.weights, _x()[0].softmax(-1).gather(1, plain))
+    assert choice.load[0].sum() == 48 and choice.load[1].max() == 8 == 48 / 6
+    judged = chosen(_x(), None, GATE, how, training=False)
+    assert torch.equal(judged.experts, plain) and torch.equal(*judged.load)

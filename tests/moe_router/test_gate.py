@@ -64,7 +64,7 @@ def test_aux_and_load_count_valid_tokens_only(scope):
         expected += 0.25 * sum(math.log(float(logits[place].exp().sum())) ** 2 for place in group)
         load = [count + sum(e in row for row in mine) for e, count in enumerate(load)]
     assert choice.aux.item() == pytest.approx(expected, rel=1e-5)
-    assert choice.load.tolist() == load
+    assert choice.load[0].tolist() == load and choice.load[1].sum() == 2 * 10
 
 
 def test_padding_may_hold_anything():
@@ -76,7 +76,7 @@ def test_padding_may_hold_anything():
     clean = chosen(x, valid, gate, how)
     x[:, 3:] = float("nan")
     dirty = chosen(x, valid, gate, how)
-    assert torch.equal(clean.aux, dirty.aux) and torch.equal(clean.load, dirty.load)
+    assert torch.equal(clean.aux, dirty.aux) and torch.equal(clean.load[0], dirty.load[0])
 
 
 def test_balance_gives_top_k():
@@ -90,7 +90,7 @@ def test_a_batch_without_valid_tokens_gives_zero():
     gate.requires_grad_()
     choice = chosen(x, torch.zeros(2, 5, dtype=torch.bool), gate, routing(aux_loss=1.0, z_loss=1.0))
     choice.aux.backward()
-    assert choice.aux == 0 and choice.load.sum() == 0 and gate.grad.isfinite().all()
+    assert choice.aux == 0 and choice.load[0].sum() == 0 and choice.load[1].sum() == 20 and gate.grad.isfinite().all()
 
 
 # ---- scores, biases, groups
@@ -154,7 +154,7 @@ def test_groups_are_chosen_by_the_sum_of_their_two_best():
     sigmoids = torch.tensor([0.9, 1e-6, 0.6, 0.5, 0.5, 0.5])
     gate = sigmoids.logit().unsqueeze(-1)
     for top_groups, wanted in ((1, [2, 3]), (2, [2, 3]), (3, [0, 2])):
-        how = routing(num_experts=6, score="sigmoid", groups=3, top_groups=top_groups)
+        how = routing(num_experts=6, score="sigmoid", num_groups=3, top_groups=top_groups)
         choice = chosen(torch.ones(1, 1, 1), None, gate, how)
         assert choice.experts.tolist() == [wanted]
         assert choice.weights[0].tolist() == pytest.approx([sigmoids[one].item() for one in wanted], rel=1e-5)
@@ -180,14 +180,15 @@ def test_aux_over_the_global_batch_counts_what_came_before():
     x, gate = _inputs()
     how = routing(aux_loss=0.5, aux_scope="global_batch")
     seen = torch.tensor([7.0, 1.0, 4.0, 8.0])           # of ten tokens
-    choice = chosen(x, None, gate, how, seen=seen)
-    f = (choice.load + seen) / 20
+    choice = chosen(x, None, gate, how, load_so_far=seen)
+    assert torch.equal(choice.load[2], choice.load[0] + seen)
+    f = choice.load[2] / 20
     p = (x.flatten(0, 1) @ gate.T).softmax(-1).sum(0)
     assert choice.aux.item() == pytest.approx(0.5 * 4 * float((f * p).sum()), rel=1e-5)
     first, batch = chosen(x, None, gate, how), chosen(x, None, gate, routing(aux_loss=0.5))
     assert first.aux.item() == pytest.approx(batch.aux.item(), rel=1e-6)    # the first of an update has nothing before
-    judged = chosen(x, None, gate, how, training=False, seen=seen)
-    assert torch.equal(judged.aux, batch.aux)
+    judged = chosen(x, None, gate, how, training=False, load_so_far=seen)
+    assert torch.equal(judged.aux, batch.aux) and len(judged.load) == 2
 
 
 def test_jitter_multiplies_what_the_gate_sees_in_training():
@@ -203,7 +204,7 @@ def test_jitter_multiplies_what_the_gate_sees_in_training():
 
 
 @pytest.mark.parametrize("score", ["softmax", "softmax_of_chosen", "sigmoid"])
-@pytest.mark.parametrize("more", [{}, {"groups": 2, "top_groups": 1}, {"balance": "overflow", "balance_ramp": 0},
+@pytest.mark.parametrize("more", [{}, {"num_groups": 2, "top_groups": 1}, {"balance": "overflow", "balance_ramp": 0},
                                   {"capacity_factor": 1.0}], ids=str)
 def test_a_gate_of_nan_gives_ids_and_weights_of_nan(score, more):
     x, gate = _inputs()

@@ -9,7 +9,7 @@ from tiny import one_pass, tiny_batch, tiny_model
 
 from forge.checkpointing.full import Full
 from forge.checkpointing.selective import Selective
-from forge.moe_router.gate import Past
+from forge.moe_router.memory import Memory
 from forge.moe_router.sorted import Sorted
 from forge.optimizer import Outcome
 from forge.optimizer.groups import freeze
@@ -23,8 +23,13 @@ def mixture(**settings):
     return Sorted().build(8, 8, routing(**settings))
 
 
+def both(chosen, computed):
+    """A load: as tokens chose, and as the experts compute."""
+    return torch.tensor([chosen, computed])
+
+
 def remembered(module):
-    return {name: getattr(module, name).clone() for name in Past._fields}
+    return {name: getattr(module, name).clone() for name in Memory._fields}
 
 
 def outcome(applied=YES):
@@ -33,34 +38,51 @@ def outcome(applied=YES):
 
 def test_a_bias_moves_against_the_load():
     module = mixture(balance="bias", bias_rate=0.25)
-    load, passes = torch.tensor([9.0, 3.0, 5.0, 3.0]), torch.tensor(2.0)         # the mean is 5
+    load, passes = both([9.0, 3.0, 5.0, 3.0], [0.0, 0.0, 20.0, 0.0]), torch.tensor(2.0)         # the mean is 5
     module.after_update(load, passes, YES)
     assert module.bias.tolist() == [-0.25, 0.25, 0.0, 0.25]
     module.after_update(load, passes, NO)
-    module.after_update(load.flip(0), passes, YES)
+    module.after_update(load.flip(1), passes, YES)
     assert module.bias.tolist() == [0.0, 0.25, 0.25, 0.0]
-    assert module.updates == 0 and not module.average.any()
+    assert module.num_updates == 0 and module.mean_load == 0
 
 
-def test_the_average_is_of_a_forward_pass_and_begins_with_the_first():
-    module = mixture(balance="overflow", load_decay=0.75)
-    module.after_update(torch.tensor([8.0, 0.0, 4.0, 4.0]), torch.tensor(4.0), NO)
-    assert not module.average.any() and module.updates == 0
-    module.after_update(torch.tensor([8.0, 0.0, 4.0, 4.0]), torch.tensor(4.0), YES)
-    assert module.average.tolist() == [2.0, 0.0, 1.0, 1.0] and module.updates == 1
-    module.after_update(torch.tensor([0.0, 8.0, 4.0, 4.0]), torch.tensor(2.0), YES)
-    assert module.average.tolist() == [1.5, 1.0, 1.25, 1.25] and module.updates == 2
+def test_the_mean_load_is_of_a_forward_pass_and_begins_with_the_first():
+    """Of what is computed: by the choices of tokens without a target too."""
+    module, few = mixture(balance="overflow", load_decay=0.75), [1.0, 0.0, 0.0, 0.0]
+    load = both(few, [8.0, 0.0, 4.0, 4.0])                      # 16 choices in 4 passes, by 4 experts
+    module.after_update(load, torch.tensor(4.0), NO)
+    assert module.mean_load == 0 and module.num_updates == 0
+    module.after_update(load, torch.tensor(4.0), YES)
+    assert module.mean_load == 1 and module.num_updates == 1
+    module.after_update(both(few, [0.0, 8.0, 4.0, 4.0]), torch.tensor(2.0), YES)
+    assert module.mean_load == 0.75 * 1 + 0.25 * 2 and module.num_updates == 2
     assert not module.bias.any()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_mean_load_remembers_where_passes_differ_in_length(decay):
+    """Updates of 60 and of 20 tokens in turn, as rows sorted by length give: the limit of the next is of both."""
+    module = mixture(balance="overflow", balance_ramp=0, threshold=2.5, load_decay=decay)
+    with torch.no_grad():
+        module.gate.weight.copy_(torch.eye(4, 8) * torch.tensor([[4.0], [3.0], [2.0], [1.0]]))
+    for tokens in (60, 20):
+        _, _, load = module(torch.ones(1, tokens, 8), None)
+        module.after_update(load, torch.ones(()), YES)
+    assert module.mean_load == (20 if decay else 10)
+    _, _, load = module(torch.ones(1, 40, 8), None)             # 80 choices, of which two experts would have 40 each
+    assert load[0].tolist() == [40, 40, 0, 0]
+    assert load[1].max() == (40 if decay else 25)               # of 2.5 * 20 and 2.5 * 10 at most
 
 
 def test_what_was_seen_of_an_update_is_forgotten_with_it():
     module = mixture(aux_loss=1.0, aux_scope="global_batch")
     for applied in (YES, NO):
         module.remember(torch.ones(4))
-        module.remember(torch.ones(4))
-        assert module.seen.tolist() == [2.0] * 4
-        module.after_update(torch.ones(4), torch.ones(()), applied)
-        assert not module.seen.any()
+        module.remember(torch.full((4,), 2.0))
+        assert module.load_so_far.tolist() == [2.0] * 4
+        module.after_update(torch.ones(2, 4), torch.ones(()), applied)
+        assert not module.load_so_far.any()
 
 
 def test_it_stays_float32_and_where_it_was():
@@ -80,7 +102,7 @@ def test_it_stays_float32_and_where_it_was():
 def test_a_deep_copy_has_its_own():
     module = mixture(balance="bias")
     twin = copy.deepcopy(module)
-    module.after_update(torch.arange(4.0), torch.ones(()), YES)
+    module.after_update(torch.arange(4.0).expand(2, 4), torch.ones(()), YES)
     assert module.bias.any() and not twin.bias.any()
 
 
@@ -89,12 +111,12 @@ def test_a_state_without_it_leaves_it_and_one_with_it_brings_it():
     module, other = mixture(balance="bias"), mixture(balance="overflow")
     module.bias.fill_(0.5)
     state = module.state_dict()
-    assert {"bias", "average", "updates"} <= state.keys() and "seen" not in state
+    assert state.keys() & set(Memory._fields) == {"bias", "mean_load", "num_updates"}
     other.load_state_dict(state)
     assert torch.equal(other.bias, module.bias)
-    old = {name: value for name, value in state.items() if name not in Past._fields}
+    old = {name: value for name, value in state.items() if name not in Memory._fields}
     other.load_state_dict(old)
-    assert torch.equal(other.bias, module.bias) and old.keys() == state.keys() - set(Past._fields)
+    assert torch.equal(other.bias, module.bias) and old.keys() == state.keys() - set(Memory._fields)
 
 
 # ---- through the model
@@ -130,16 +152,16 @@ def test_it_changes_once_a_pass_and_once_an_update(how, checkpointing):
         model.logits(tiny_batch(seed=9))
         model.train()
         assert same(of_model(model), before)                # and no evaluation
-    chosen = terms.get("expert_choices", terms["expert_load"])
-    seen = torch.stack([block.feed_forward.seen for block in model.blocks])
+    chosen = terms["expert_choices"]
+    seen = torch.stack([block.feed_forward.load_so_far for block in model.blocks])
     assert torch.equal(seen, chosen if "aux_loss" in how else torch.zeros_like(seen))
     model.after_update(terms, outcome())
     for block, load in zip(model.blocks, chosen, strict=True):
         module = block.feed_forward
-        assert not module.seen.any()
+        assert not module.load_so_far.any()
         moved = how.get("bias_rate", 0.0) * (load.mean() - load).sign()
         assert torch.equal(module.bias, moved)
-        assert torch.equal(module.average, load / 2 if how.get("balance") == "overflow" else torch.zeros(4))
+        assert module.mean_load == (load.mean() / 2 if how.get("balance") == "overflow" else 0)
 
 
 @pytest.mark.parametrize(("how", "whole", "checkpointing"), [

@@ -104,10 +104,10 @@ class FromTheLast(Mixture):
     '''Experts counted from the last to the first, so that ties go to the higher number.'''
 
     def forward(self, x, valid):
-        choice = choose(x, valid, self.gate.weight.flip(0), self.routing, self.past(), self.training)
+        choice = choose(x, valid, self.gate.weight.flip(0), self.routing, self.memory(), self.training)
         experts = self.routing.num_experts - 1 - choice.experts
         y = by_sorting(x.flatten(0, 1), experts, choice.weights, self.gate_up, self.down).view_as(x)
-        return y, choice.aux, choice.load.flip(0)
+        return y, choice.aux, choice.load.flip(-1)
 
 @dataclass(frozen=True)
 class Option:

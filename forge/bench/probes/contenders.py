@@ -47,7 +47,7 @@ class Layer:
         def normal(*sizes: int, deviation: float = 1.0) -> Tensor:
             return torch.empty(sizes, device=device, dtype=dtype).normal_(0, deviation, generator=drawn)
 
-        plain = replace(routing, num_experts=experts, top_k=shape["top_k"], groups=1, top_groups=1, shared_hidden=0,
+        plain = replace(routing, num_experts=experts, top_k=shape["top_k"], num_groups=1, top_groups=1, shared_hidden=0,
                         jitter=0.0, aux_loss=0.0, z_loss=0.0, balance="none", capacity_factor=None)
         return cls(normal(tokens, width), normal(tokens, width), F.normalize(normal(experts, width), dim=-1),
                    normal(experts, 2 * hidden, width, deviation=width ** -0.5),

@@ -119,8 +119,9 @@ class Side:
             torch.cuda.synchronize()
         forward = [_between(times[0], times[1]) for times in timed]
         both = [_between(times[0], times[2]) for times in timed]
-        return Turn(lengths=both, settling=[], tokens=float(self.calls),     # rates are of layers: some contenders begin with sorted rows
-                   phases={"forward": sum(forward), "backward": sum(both) - sum(forward)},
+        # Rates are of layers, not of rows: some contenders begin with sorted ones, top_k a token.
+        return Turn(lengths=both, settling=[], tokens=float(self.calls),
+                    phases={"forward": sum(forward), "backward": sum(both) - sum(forward)},
                     wall_seconds=time.perf_counter() - begun, peak_memory=None,
                     disturbances=[f"{now - before[name]:g} {name}" for name, now in counters().items()
                                   if now > before[name]])
