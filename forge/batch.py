@@ -24,7 +24,8 @@ class Batch:
     """One micro-batch.
 
     tensors: "tokens" [B, T] int64, "targets" [B, T] int64 (IGNORED where nothing is predicted), and, where a mask
-        by document is asked for, "documents" [B, T] int32, "positions" [B, T] int64; pixels and more in later models.
+        by document is asked for, "documents" [B, T] int32, "positions" [B, T] int64; where rows end in padding,
+        "lengths" [B] int64, what comes before it; pixels and more in later models.
     num_targets: how many targets are not IGNORED.
     seed: what the model draws from (dropout, jitter); a function of the position in the data, so a resumed run
         and a re-ordered one draw the same.

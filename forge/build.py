@@ -62,7 +62,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     seen = Seen(getattr(config.model, "window", None))
 
     def stage(batch: Batch) -> Batch:
-        return config.augment(seen(batch).to(topology.device))
+        return config.augment(batch.to(topology.device))
 
     feed = build_feed(config, topology)
     model = build_model(config, topology)
@@ -73,7 +73,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
 
     ledger = Ledger(run_dir / "metrics.jsonl", config.tracker.every, config.optimizer.max_skipped, topology, phases,
                     partial(origin_of, model, _again(config, feed, stage, model, sync, update, progress, topology),
-                            topology))
+                            topology), seen)
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
                      {"rng": Rng()}, spread_in(model))
     identity = _identity(config, feed)
@@ -87,7 +87,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         reader = config.dataloader.build(feed, topology)
         opened.callback(reader.close)
         reader.seek(progress.cursor)
-        works = config.overlap(reader, stage, phases)
+        works = config.overlap(reader, lambda batch: stage(seen(batch)), phases)
         _observe(run, opened)
         trainable: Any = model
         yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,

@@ -143,7 +143,7 @@ def _beside(run_dir: Path, config: Config) -> dict[str, Path]:
     weights = getattr(config.model, "weights", None)
     for folder in (Path(weights) if weights else None, run_dir / CARRIED):
         files |= companions(folder) if folder else {}
-    if config.data.tokenizer != BYTES:
+    if config.data.tokenizer not in (None, BYTES):
         chosen = Path(config.data.tokenizer).expanduser()
         files |= companions(chosen.parent) | {"tokenizer.json": chosen}
     return files

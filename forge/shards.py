@@ -1,5 +1,5 @@
-"""python -m forge.shards make|index|info|check: pack a folder of text, index shards, see what they hold, and whether
-they are whole."""
+"""python -m forge.shards make|index|info|check|tokenize: pack a folder of text, index shards, see what they hold and
+whether they are whole, and make token ids of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge.schema import did_you_mean
 from forge.words import reporting
 
 if TYPE_CHECKING:
-    from forge.data.folder import Made, Making, Progress
+    from forge.data.folder import Made, Progress
 
 USAGE = """\
 python -m forge.shards make FOLDER OUT [SETTING=VALUE ...]
@@ -32,9 +32,16 @@ python -m forge.shards info PATH...
     What the shards hold.
 python -m forge.shards check PATH...
     Read every byte of the shards. A line for each fault (file, byte, reason), and exit code 3 if there is one.
+python -m forge.shards tokenize SHARDS OUT tokenizer=FILE [SETTING=VALUE ...]
+    Make files of token ids, for data=tokens: OUT/tokens.bin, or train.bin and heldout.bin where SHARDS holds folders
+    of these names.
+    tokenizer=FILE      a tokenizer.json, or bytes
+    field=txt           the field of a sample that holds its text
+    overwrite=false     true: replace the files in OUT
 """
 DAMAGED = Exit.ASSERTION_FAILED     # the answer of `check` where it found a fault
 _SETTINGS: dict[str, Any] = {"pattern": "*.txt", "heldout": 0.05, "size_mb": 100.0, "overwrite": False}
+_TOKENIZING: dict[str, Any] = {"tokenizer": "", "field": "txt", "overwrite": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         sys.exit(Exit.ANSWERED if arguments else Exit.USAGE)
-    commands = {"make": _make, "index": _index, "info": _info, "check": _check}
+    commands = {"make": _make, "index": _index, "info": _info, "check": _check, "tokenize": _tokenize}
     with reporting():
         if arguments[0] not in commands:
             raise ConfigError(f"forge.shards has no command {arguments[0]!r}.\n{USAGE.rstrip()}")
@@ -51,35 +58,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _make(words: Sequence[str]) -> Exit:
-    settings = [word for word in words if re.match(r"\w+=", word)]
-    making = _making(settings)
-    paths = [word for word in words if word not in settings]
-    if len(paths) != 2:
-        raise ConfigError(f"make wants a FOLDER and an OUT, and got: {' '.join(paths) or 'nothing'}.\n{USAGE.rstrip()}")
-    folder, out = (Path(path).expanduser() for path in paths)
+    from forge.data.folder import Making, make_shards
 
-    from forge.data.folder import make_shards
-
+    folder, out, settings = _asked("make", "a FOLDER", words, _SETTINGS)
+    making = Making(**settings)
     with _progress("packing") as progress:
         made = make_shards(folder, out, making, progress)
     _tell(made, out)
     return Exit.ANSWERED
 
 
-def _making(words: list[str]) -> Making:
-    from forge.data.folder import Making
-
-    settings = dict(_SETTINGS)
-    for word in words:
+def _asked(command: str, first: str, words: Sequence[str], known: dict[str, Any]) -> tuple[Path, Path, dict[str, Any]]:
+    """(FOLDER or SHARDS, OUT, settings). Raises ConfigError."""
+    typed = [word for word in words if re.match(r"\w+=", word)]
+    settings = dict(known)
+    for word in typed:
         name, _, value = word.partition("=")
-        if name not in _SETTINGS:
-            raise ConfigError(f"{name} is not a setting of make.{did_you_mean(name, list(_SETTINGS))} "
-                              f"Its settings: {', '.join(_SETTINGS)}.")
+        if name not in known:
+            raise ConfigError(f"{name} is not a setting of {command}.{did_you_mean(name, list(known))} "
+                              f"Its settings: {', '.join(known)}.")
         try:
-            settings[name] = _truth(value) if name == "overwrite" else type(_SETTINGS[name])(value)
+            settings[name] = _truth(value) if name == "overwrite" else type(known[name])(value)
         except ValueError:
             raise ConfigError(f"{word}: {'true or false' if name == 'overwrite' else 'a number'} is wanted.") from None
-    return Making(**settings)
+    paths = [word for word in words if word not in typed]
+    if len(paths) != 2:
+        raise ConfigError(f"{command} wants {first} and an OUT, and got: {' '.join(paths) or 'nothing'}.\n"
+                          f"{USAGE.rstrip()}")
+    return Path(paths[0]).expanduser(), Path(paths[1]).expanduser(), settings
 
 
 def _truth(word: str) -> bool:
@@ -98,6 +104,23 @@ def _tell(made: Made, out: Path) -> None:
         print(f"left out: {made.reasons()}")
     held = f" data.heldout={out / 'heldout'}" if made.names["heldout"] else ""
     print(f"train on them: python -m forge.train data=shards data.train={out / 'train'}{held}")
+
+
+def _tokenize(words: Sequence[str]) -> Exit:
+    from forge.data.tokenise import tokenise
+
+    source, out, asked = _asked("tokenize", "SHARDS", words, _TOKENIZING)
+    if not asked["tokenizer"]:
+        raise ConfigError(f"tokenize wants tokenizer=FILE, a tokenizer.json, or tokenizer=bytes.\n{USAGE.rstrip()}")
+    splits = {split: [source / split] for split in ("train", "heldout") if (source / split).is_dir()}
+    for name, folders in (splits or {"tokens": [source]}).items():
+        made = tokenise(_shards(list(map(str, folders))), asked["field"], asked["tokenizer"], out / f"{name}.bin",
+                        asked["overwrite"])
+        print(f"{out / name}.bin: {made.documents:,} documents, {made.tokens:,} tokens of {made.dtype}")
+    files = [f"data.{split}={out / split}.bin" for split in splits] or [f"data.train={out / 'tokens'}.bin"]
+    print(f"train on them: python -m forge.train data=tokens {' '.join(files)} data.tokenizer={asked['tokenizer']} "
+          f"model.vocab_size={made.vocab_size}")
+    return Exit.ANSWERED
 
 
 def _info(words: Sequence[str]) -> Exit:

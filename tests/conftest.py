@@ -74,6 +74,14 @@ def shards(text_folder, tmp_path_factory) -> list[str]:
     return ["data=shards", f"data.train={out}/train", f"data.heldout={out}/heldout"]
 
 
+@pytest.fixture(scope="session")
+def token_file(text_folder, tmp_path_factory) -> list[str]:
+    """Overrides that read the same files as bare numbers, a byte a number, with 0 behind each file."""
+    path = tmp_path_factory.mktemp("tokens") / "bytes.bin"
+    path.write_bytes(b"".join(file.read_bytes() + b"\0" for file in sorted(text_folder.iterdir())))
+    return ["data=tokens", f"data.train={path}", "data.dtype=uint8", "data.end=0"]
+
+
 def composed(*overrides: str):
     """The settings of a run, as Hydra composes them."""
     from hydra import compose, initialize_config_dir

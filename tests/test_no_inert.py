@@ -39,6 +39,9 @@ RUNS = {
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",
                "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
+    "packed": ["batching=packed", "attention=eager"],
+    "tokens": ["data=tokens", "data.tokenizer=bytes", "batching=packed"],
+    "bucketed": ["batching=bucketed", "batching.edges=[8,16]"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
 }
@@ -69,7 +72,9 @@ def noting(cls, reads):
 
 
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
-def test_a_run_reads_every_setting(words, shards, tmp_path, monkeypatch):
+def test_a_run_reads_every_setting(words, shards, token_file, tmp_path, monkeypatch):
+    if "data=tokens" in words:
+        words, shards = words[1:], token_file
     config = realise(composed(*TINY, *shards, *LINE, *words, f"run_dir={tmp_path}"))
     found = list(settings(config))
     reads, train = set(), forge.worker._train

@@ -23,7 +23,11 @@ Row = tuple[Piece, ...]
 
 
 class Plan(Protocol):
-    """The global batches of one epoch, in order. The same for any number of ranks and workers."""
+    """The global batches of one epoch, in order. The same for any number of ranks and workers.
+
+    A row may be empty. A plan whose rows do not all take the same room states `kinds`, [len]: the global batches of one
+    kind have tensors of one shape, so evaluation puts only those together.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Sequence[Row]: ...

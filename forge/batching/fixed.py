@@ -111,4 +111,3 @@ class _Rows(Sequence[Row]):
         if isinstance(index, slice):
             return replace(self, windows=self.windows[index])
         return self.plan.row(int(self.windows[index]))
-

@@ -53,3 +53,6 @@ def _prepare(option: str, model: nn.Module) -> None:
             f"(apt-get install g++), name another in the variable {variable}, or set compile=none.")
     # Under DistributedDataParallel torch would cut graphs at its buckets, and cannot cut through a recomputed block.
     torch._dynamo.config.optimize_ddp = False
+    # Rows of every length that batching makes are a shape, in training and in evaluation. Past 8 of them torch would go
+    # on uncompiled.
+    torch._dynamo.config.recompile_limit = 64

@@ -24,7 +24,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Data(Protocol):
-    tokenizer: str                  # "bytes", or the path of a tokenizer.json
+    tokenizer: str | None           # "bytes", or the path of a tokenizer.json; None: data are ids, and stay so
 
     def open(self, split: Split) -> Source:
         """Open a split, making or downloading nothing that is already there. Raises ForgeError."""

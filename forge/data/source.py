@@ -171,12 +171,17 @@ def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
     say(f"Tokenising {len(texts)} texts ({texts.sizes.sum() / 1e6:.0f} MB) once with {tokenizer.files[0]}.")
     lengths = []
     with open(folder / "ids.bin", "wb") as file:
-        for first in range(0, len(texts), _AT_A_TIME):
-            chunk = list(_decoded(texts, first, min(first + _AT_A_TIME, len(texts))))
-            for ids in tokenizer.encode_all(chunk):
-                file.write(np.array([*ids, tokenizer.end], "<u4").tobytes())
-                lengths.append(len(ids) + 1)
+        for ids in encoded(texts, tokenizer):
+            file.write(np.array(ids, "<u4").tobytes())
+            lengths.append(len(ids))
     np.save(folder / "lengths.npy", np.array(lengths, np.int64))
+
+
+def encoded(texts: Texts, tokenizer: FromFile) -> Iterator[list[int]]:
+    """The ids of each text, the tokenizer's end behind them."""
+    for first in range(0, len(texts), _AT_A_TIME):
+        for ids in tokenizer.encode_all(list(_decoded(texts, first, min(first + _AT_A_TIME, len(texts))))):
+            yield [*ids, tokenizer.end]
 
 
 def _decoded(texts: Texts, first: int, last: int) -> Iterator[str]:

@@ -97,8 +97,11 @@ def _configured_end(path: Path) -> str | None:
         return None
 
 
-def open_tokenizer(setting: str) -> Bytes | FromFile:
+def open_tokenizer(setting: str | None) -> Bytes | FromFile:
     """The tokenizer of a `data.tokenizer` setting. Raises ForgeError."""
+    if setting is None:
+        raise ConfigError("data.tokenizer=null: ids alone cannot be told as text, nor text as ids. Set it to the "
+                          "tokenizer.json that the ids were made with.")
     return Bytes() if setting == BYTES else FromFile(Path(setting).expanduser())
 
 

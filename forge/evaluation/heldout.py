@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge.notes import say
 from forge.observe import Request
 from forge.observe.sampling import SAMPLING, continue_text
 
@@ -65,7 +66,9 @@ class HeldoutObserver:
             from forge.data.trigram import heldout_loss as trigram_loss
 
             facts["loss_trigram"] = trigram_loss(config.data.open("train"), self.judge.source)
-        if self.settings.sample:
+        if self.settings.sample and config.data.tokenizer is None:
+            say("evaluation.sample, evaluation.prompt: data.tokenizer=null, so no text is written.")
+        elif self.settings.sample:
             facts["sample"] = continue_text(self.run.model, config, self.run.topology.device, self.settings.prompt,
                                             self.settings.sample, seed=config.seed, **SAMPLING)
         return facts

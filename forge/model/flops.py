@@ -93,7 +93,7 @@ def _values(decoder: Decoder) -> int:
     return decoder.heads * (decoder.head_width if decoder.latent is None else decoder.latent.value_width)
 
 
-def convention(forward: Forward, sequence_length: int) -> float:
+def convention(forward: Forward, sequence_length: float) -> float:
     """Forward and backward where each token looks at its whole row: the numerator of the MFU that others publish."""
     return exact(forward, sequence_length)
 

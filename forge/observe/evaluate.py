@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from forge.config import Config
     from forge.data import Source, Split
     from forge.hardware import Topology
+
+Share = tuple[list[int], int]       # rows of one batch, and the row that takes their place where there are none
+
 
 @dataclass(frozen=True)
 class Judge:
@@ -60,22 +64,25 @@ class Judge:
     def batches(self, most: int | None, progress: bool = False) -> Iterator[Batch]:
         """This rank's, on the host: as many as every rank's, since a model may be spread over them. A rank whose rows
         are used up passes one that does not count."""
-        return (self._batch(indices) for indices in _shown(self._shares()[:most], progress))
+        return (self._batch(*share) for share in _shown(self._shares(most), progress))
 
-    def _shares(self) -> list[list[int]]:
-        """The rows of this rank, cut into batches."""
-        mine = range(self.topology.data_rank, len(self.plan), self.topology.data_size)
-        number = -(-len(self.plan) // (self.topology.data_size * self.rows))
-        return [list(mine[turn * self.rows:(turn + 1) * self.rows]) for turn in range(number)]
+    def _shares(self, most: int | None) -> list[Share]:
+        """The rows of this rank, cut into batches of one kind, where the plan knows several."""
+        together = self.topology.data_size * self.rows
+        count = len(self.plan) if most is None else min(len(self.plan), most * together)
+        kinds = np.asarray(getattr(self.plan, "kinds", np.zeros(len(self.plan), np.int64)))[:count]
+        members = [np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds)]
+        return [(alike[first:first + together][self.topology.data_rank::self.topology.data_size], alike[0])
+                for alike in members for first in range(0, len(alike), together)]
 
-    def _batch(self, indices: list[int]) -> Batch:
-        tensors = self.config.batching.collate([self.plan[index][0] for index in indices or [0]], self.source)
+    def _batch(self, indices: list[int], instead: int) -> Batch:
+        tensors = self.config.batching.collate([self.plan[index][0] for index in indices or [instead]], self.source)
         if not indices:
             tensors["targets"] = torch.full_like(tensors["targets"], IGNORED)      # which may be a view of the tokens
         return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), self.config.seed)
 
 
-def _shown(items: list[list[int]], progress: bool) -> Iterable[list[int]]:
+def _shown(items: list[Share], progress: bool) -> Iterable[Share]:
     if not progress:
         return items
     from rich.console import Console

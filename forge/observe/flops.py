@@ -52,8 +52,8 @@ def utilisation(run: Run, targets_per_second: float) -> dict[str, float | None]:
     if peak is None or not seen.targets:
         return shares
     second = targets_per_second / (peak * run.topology.world_size)
-    shares["mfu"] = convention(forward, config.sequence_length) * second
-    shares["mfu_exact"] = exact(forward, seen.keys / seen.tokens) * second
+    shares["mfu"] = convention(forward, seen.row_length) * second
+    shares["mfu_exact"] = exact(forward, seen.keys_of_text) * second
     how = execution(config, forward, seen)
     if how is not None:
         shares["hfu"] = executed(forward, how) * second * seen.tokens / seen.targets

@@ -21,6 +21,7 @@ from forge.hardware import Topology
 from forge.observe import Request
 from forge.observe.finite import finite
 from forge.observe.phases import Phases
+from forge.observe.seen import Seen
 
 if TYPE_CHECKING:
     from forge.tracker import Sink
@@ -49,9 +50,9 @@ class Ledger:
     """
 
     def __init__(self, path: Path, every: int, max_skipped: int, topology: Topology, phases: Phases,
-                 origin: Callable[[int], str]) -> None:
+                 origin: Callable[[int], str], seen: Seen) -> None:
         self.path, self.every, self.max_skipped, self.origin = path, every, max_skipped, origin
-        self.topology, self.phases = topology, phases
+        self.topology, self.phases, self.seen = topology, phases, seen
         self.sinks: list[Sink] = []
         self.targets: Tensor | float = 0.0                  # trained on since the start of this process
         self.targets_before = 0.0                           # and before it, in a run that was resumed
@@ -153,7 +154,8 @@ class Ledger:
         targets, trained, norm, applied, skipped = figures
         record = {"step": pending.step, "loss": terms["loss_sum"][0] / max(targets, 1.0), "lr": pending.lr,
                   "gradient_norm": norm, "applied": bool(applied), "skipped": int(skipped), "targets": int(targets),
-                  "time": round(time.time(), 3), **self._speed(pending.step, trained)}
+                  "padding_share": self.seen.padding_share, "time": round(time.time(), 3),
+                  **self._speed(pending.step, trained)}
         if "aux_loss" in terms:
             record["aux_loss"] = terms["aux_loss"][0] / max(targets, 1.0)
         for name in ("expert_load", "expert_choices"):

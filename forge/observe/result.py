@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from forge.agreement import total
 from forge.observe import Observer
 from forge.observe.finite import finite
 from forge.observe.flops import utilisation
@@ -25,7 +26,7 @@ PHASES = ("data_wait", "copy", "forward", "backward", "exposed_comm", "optimizer
 def conclude(run: Run, observers: list[Observer], status: str) -> None:
     """Collect the facts of the run, write them, and show them. All ranks call it."""
     run.phases("data_wait")                                 # ends the last step
-    measured = _speed(run)
+    measured = _speed(run) | _padding(run)
     facts: dict[str, Any] = {}
     for observer in observers:
         facts |= observer.result()
@@ -48,6 +49,12 @@ def _speed(run: Run) -> dict[str, Any]:
                     "step_ms": {"median": float(np.median(steady)), "p90": float(np.quantile(steady, 0.9)),
                                 "mean": float(steady.mean())},
                     **utilisation(run, float(rate))}
+
+
+def _padding(run: Run) -> dict[str, Any]:
+    sums = torch.tensor([run.seen.padding, run.seen.tokens], dtype=torch.int64, device=run.topology.device)
+    padding, computed = total(sums, run.topology).tolist()
+    return {"padding_share": padding / computed if computed else None}
 
 
 def _memory(run: Run) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def _losses(result: dict[str, Any]) -> list[str]:
                   if result.get("loss_trigram") is not None else "")
         lines.append(f"Held-out loss {result['loss_heldout']:.4f} {unit}{beside}.")
     if result["tokens_per_second"] is not None:
-        lines.append(f"{result['tokens_per_second']:,.0f} tokens/s; "
+        padded = f", beside {result['padding_share']:.1%} padding" if result["padding_share"] else ""
+        lines.append(f"{result['tokens_per_second']:,.0f} tokens/s{padded}; "
                      f"peak memory {result['peak_memory_bytes'] / 1e9:.2f} GB.")
     shares = [f"{name} {result[key]:.1%}" for key, name in UTILISATION.items() if result[key] is not None]
     if shares:

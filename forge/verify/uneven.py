@@ -33,6 +33,7 @@ class Uneven:
         tensors = self.inner.collate([row.row for row in rows], source)
         targets = tensors["targets"]
         hidden = torch.tensor([row.place * targets.shape[1] // (2 * row.of) for row in rows])
+        hidden = hidden.repeat_interleave(len(targets) // len(rows))        # a row may hold several of the tensor's
         ignored = torch.arange(targets.shape[1]) < hidden.unsqueeze(1)
         return tensors | {"targets": targets.masked_fill(ignored, IGNORED)}
 

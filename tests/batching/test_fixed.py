@@ -6,27 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from documents import Documents
 
 from forge.batch import IGNORED
 from forge.batching.fixed import Fixed
 from forge.errors import ConfigError
-
-
-class Documents:
-    """Documents of these lengths; every token of them all is another number."""
-
-    fingerprint = ""
-
-    def __init__(self, *lengths: int) -> None:
-        self.lengths = np.array(lengths, np.int64)
-        self.begins = np.cumsum(self.lengths) - self.lengths
-
-    def __len__(self):
-        return len(self.lengths)
-
-    def __getitem__(self, index):
-        return {"tokens": torch.arange(self.lengths[index]) + self.begins[index]}
-
 
 MANY = Documents(7, 1, 30, 2, 2, 64, 1, 1, 9, 100, 5)       # 222 tokens
 
