@@ -30,6 +30,8 @@ class Feed:
 
     def __getitem__(self, cursor: Cursor) -> Work:
         rows = self.plan(cursor.epoch)[cursor.index][self.data_rank::self.data_size]
+        if (coming := getattr(self.source, "coming", None)) is not None:
+            coming(self.seed, cursor.epoch, [piece.sample for row in rows for piece in row])
         batches = [self._batch(rows[first:first + self.micro_batch], cursor, micro)
                    for micro, first in enumerate(range(0, len(rows), self.micro_batch))]
         return Work(sum(batch.num_targets for batch in batches), batches, self.after(cursor))

@@ -13,7 +13,11 @@ Sample = dict[str, "Tensor"]        # "tokens" [length] int64; more fields in la
 
 
 class Source(Protocol):
-    """Random access to the samples of one split. Can be sent to a worker process."""
+    """Random access to the samples of one split. Can be sent to a worker process.
+
+    It may state `order` (see forge.batching.reading), and `coming(seed, epoch, samples)`, which is told which samples
+    a process reads next.
+    """
 
     lengths: np.ndarray             # [samples] int64: tokens in each sample
     fingerprint: str                # changes when the content or its order changes

@@ -15,7 +15,7 @@ from forge.data.fields import Field, Seen, Text
 from forge.data.index import Index, open_index
 from forge.data.naming import Grouping, KeyDot, alternatives, first_of, samples
 from forge.data.storage import Location, readable
-from forge.data.texts import Texts
+from forge.data.texts import Copies, Texts, no_copies
 from forge.errors import ConfigError
 from forge.notes import say
 
@@ -41,6 +41,17 @@ class Samples:
         """chosen: [samples] bool."""
         return replace(self, texts=self.texts.selected(chosen), streams=self.streams[chosen],
                        others={name: of.selected(chosen) for name, of in self.others.items()})
+
+    def copied(self, copies: Copies) -> Samples:
+        """Read from copies of the shards where there are such."""
+        return replace(self, texts=self.texts.copied(copies),
+                       others={name: of.copied(copies) for name, of in self.others.items()})
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        """[samples] int64, of all fields of each."""
+        sizes = [np.maximum(of.sizes, 0) for of in (self.texts, *self.others.values())]
+        return np.stack(sizes).sum(axis=0)
 
     @property
     def fingerprint(self) -> str:
@@ -148,7 +159,7 @@ def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
                  np.array([shard for shard, _ in places], np.int32),
                  gathered([index.offsets for index in indices], 0, np.int64),
                  gathered([index.sizes for index in indices], _ABSENT, np.int64) - 3 * marks,
-                 gathered([index.checksums for index in indices], 0, np.uint32), marks)
+                 gathered([index.checksums for index in indices], 0, np.uint32), marks, no_copies)
 
 
 def _say_passed(index: Index, grouping: Grouping) -> None:

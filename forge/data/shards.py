@@ -15,6 +15,7 @@ from forge.data.fields import Array, Field, Label, Picture, Text
 from forge.data.naming import KeyDot
 from forge.data.reading import Reading
 from forge.data.samples import Samples, open_samples
+from forge.data.staging import Staging
 from forge.data.storage import Location, inside, is_remote, located, matching, status
 from forge.data.texts import Texts
 from forge.data.tokenizer import open_tokenizer, vocabulary_problems
@@ -43,6 +44,7 @@ class Shards:
     keep_empty, invalid_utf8: see forge.data.fields.Text.
     shuffle_shards: shards whose samples are mixed at a time; None: all.
     max_bad, bad_floor: see forge.data.dropping.Bound.
+    staging: copies of shards on a local disk, see forge.data.staging; None: shards are read where they lie.
     cache: folder for what is derived from shards (token ids; indices of shards in folders that cannot be written);
         None: the user's cache folder.
     """
@@ -62,6 +64,7 @@ class Shards:
     shuffle_shards: int | None
     max_bad: float
     bad_floor: int
+    staging: Staging | None
     cache: str | None
 
     def open(self, split: Split) -> Source:
@@ -78,7 +81,12 @@ class Shards:
         if self.heldout is None:
             samples = samples.selected(self._held_out(samples.texts) == (split == "heldout"))
         reading = self._reading(samples, list(streams), split)
-        return SampleSource(samples, open_source(samples.texts, tokenizer, cache), self._others(), reading, dropped)
+        staged = None
+        if self.staging is not None and split == "train":
+            staged = self.staging.open(samples, reading.order, self.shuffle_shards or len(dropped.shards), cache)
+            samples = samples.copied(staged.copies)
+        tokens = open_source(samples.texts, tokenizer, cache)
+        return SampleSource(samples, tokens, self._others(), reading, dropped, staged)
 
     def problems(self, config: Config) -> Iterator[str]:
         settings = {"data.train": self.train} | ({"data.heldout": self.heldout} if self.heldout is not None else {})
@@ -96,6 +104,8 @@ class Shards:
             yield f"data.max_bad={self.max_bad} is no share: set it to 0.05, for example"
         if self.bad_floor < 0:
             yield f"data.bad_floor={self.bad_floor}: 0 or more is wanted"
+        if self.staging is not None:
+            yield from self.staging.problems(self.shuffle_shards)
         yield from self._problems_of_weights()
         yield from self._problems_of_fields()
         yield from vocabulary_problems(self.tokenizer, config)

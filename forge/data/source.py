@@ -18,6 +18,7 @@ from forge.data.dropping import BadSample, Dropped
 from forge.data.fields import BadField, Field
 from forge.data.reading import Reading
 from forge.data.samples import Samples
+from forge.data.staging import Staged
 from forge.data.texts import Texts
 from forge.data.tokenizer import Bytes, FromFile
 from forge.errors import UnreadableError
@@ -43,10 +44,11 @@ class SampleSource:
     """
 
     def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
-                 reading: Reading, dropped: Dropped) -> None:
+                 reading: Reading, dropped: Dropped, staged: Staged | None = None) -> None:
         self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
         self._dropped = dropped
         self.order = reading.order
+        self.coming = staged.coming if staged is not None else None
         self.lengths = tokens.lengths
         others = f"-{samples.fingerprint}" if samples.others else ""
         self.fingerprint = f"{tokens.fingerprint}{others}{reading.fingerprint}"

@@ -53,10 +53,11 @@ class _Local:
 
 
 class _Remote:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, ahead: int) -> None:
         system, path = _system(address)
         with _told():
-            self._file: Any = system.open(path, "rb", block_size=_READ_AHEAD, cache_type="readahead")
+            self._file: Any = system.open(path, "rb", block_size=ahead or _READ_AHEAD,
+                                          cache_type="readahead" if ahead else "none")
             self.size = int(system.size(path))
             self.version = _version(system, path)
 
@@ -79,9 +80,10 @@ def beside(location: Location, suffix: str) -> Location:
     return location + suffix if isinstance(location, str) else location.with_name(location.name + suffix)
 
 
-def open_file(location: Location) -> File:
-    """Raises OSError."""
-    return _Remote(location) if isinstance(location, str) else _Local(location)
+def open_file(location: Location, ahead: int = _READ_AHEAD) -> File:
+    """ahead: bytes of a remote file that are fetched beyond those asked for; 0 for who reads here and there. Raises
+    OSError."""
+    return _Remote(location, ahead) if isinstance(location, str) else _Local(location)
 
 
 @contextmanager
@@ -115,7 +117,7 @@ def shared_file(location: Location, size: int, version: int) -> File:
 
 @lru_cache(maxsize=64)      # open files a process; reading from more shards than that opens them again
 def _kept(location: Location, size: int, version: int, process: int) -> File:
-    return open_file(location)
+    return open_file(location, ahead=0)
 
 
 def matching(pattern: str) -> list[Location]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import codecs
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from forge.data.dropping import BadSample, Bound, Dropped
-from forge.data.storage import Location, shared_file
+from forge.data.storage import File, Location, shared_file
 
 _MARK = len(codecs.BOM_UTF8)
+
+Copies = Callable[[Location, int, int], Iterable[File]]     # of a shard: where else its bytes lie. See shared_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +25,7 @@ class Texts:
 
     files: path, size and version of each shard. shards: [samples] int32, which of them. offsets, sizes: [samples]
     int64, bytes. checksums: [samples] uint32. marks: [samples] bool, whether a byte order mark comes before the `sizes`
-    bytes and is left out.
+    bytes and is left out. copies: files that are tried before the shard itself.
     """
 
     files: tuple[tuple[Location, int, int], ...]
@@ -32,6 +34,7 @@ class Texts:
     sizes: np.ndarray
     checksums: np.ndarray
     marks: np.ndarray
+    copies: Copies
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -40,8 +43,13 @@ class Texts:
         """Raises BadSample where the bytes are not those that were indexed."""
         shard = int(self.shards[index])
         before = _MARK if self.marks[index] else 0
+        size, offset = int(self.sizes[index]) + before, int(self.offsets[index])
+        for copy in self.copies(*self.files[shard]):
+            data = copy.read(size, offset)
+            if zlib.crc32(data) == self.checksums[index]:
+                return data[before:]
         try:
-            data = shared_file(*self.files[shard]).read(int(self.sizes[index]) + before, int(self.offsets[index]))
+            data = shared_file(*self.files[shard]).read(size, offset)
         except OSError as error:
             raise BadSample(shard, "an error in reading",
                             f"Cannot read {self.place(index)} ({error.strerror or error}).") from error
@@ -59,6 +67,9 @@ class Texts:
         return replace(self, shards=self.shards[chosen], offsets=self.offsets[chosen], sizes=self.sizes[chosen],
                        checksums=self.checksums[chosen], marks=self.marks[chosen])
 
+    def copied(self, copies: Copies) -> Texts:
+        return replace(self, copies=copies)
+
     @property
     def fingerprint(self) -> str:
         """Of the data and their order; not of where they lie."""
@@ -66,6 +77,11 @@ class Texts:
         digest.update(self.sizes.astype("<i8").tobytes())
         digest.update(self.checksums.astype("<u4").tobytes())
         return digest.hexdigest()
+
+
+def no_copies(location: Location, size: int, version: int) -> Iterable[File]:
+    """Shards are read where they lie."""
+    return ()
 
 
 def open_texts(shards: Sequence[Location], field: str, cache: Path) -> Texts:

@@ -25,6 +25,7 @@ def option(folder, **changes):
                 "text_field": "txt", "pictures": None, "labels": None, "arrays": None, "weights": None,
                 "key_dot": "first",
                 "keep_empty": False, "invalid_utf8": "keep", "shuffle_shards": None, "max_bad": 0.05, "bad_floor": 0,
+                "staging": None,
                 "cache": str(folder.parent / "cache")}
     return Shards(**settings | changes)
 
