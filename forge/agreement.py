@@ -74,6 +74,21 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
+def gathered(words: str, topology: Topology) -> list[str]:
+    """What each rank says, in their order. All ranks call it."""
+    if topology.world_size == 1:
+        return [words]
+    said = torch.frombuffer(bytearray(words.encode()) or bytearray(1), dtype=torch.uint8).to(topology.device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=topology.device) for _ in range(topology.world_size)]
+    dist.all_gather(sizes, torch.tensor([len(words.encode())], device=topology.device))
+    longest = max(int(size) for size in sizes)
+    room = torch.zeros(max(longest, 1), dtype=torch.uint8, device=topology.device)
+    room[:len(said)] = said
+    all_said = [torch.zeros_like(room) for _ in sizes]
+    dist.all_gather(all_said, room)
+    return [bytes(each.tolist()[:int(size)]).decode() for each, size in zip(all_said, sizes, strict=True)]
+
+
 def all_agree(fine: bool, topology: Topology) -> bool:
     """Whether it is fine on every rank. Waits for all: also a barrier."""
     refusals = torch.tensor([0 if fine else 1], device=topology.device)

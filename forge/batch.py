@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from forge.data.dropping import Reads
+
 IGNORED = -100      # the target of a position that is not predicted (PyTorch's ignore_index)
 
 
@@ -29,11 +31,13 @@ class Batch:
     num_targets: how many targets are not IGNORED.
     seed: what the model draws from (dropout, jitter); a function of the position in the data, so a resumed run
         and a re-ordered one draw the same.
+    reads: how many samples were read for it, and which of them were bad; None: the data do not count them.
     """
 
     tensors: dict[str, Tensor]
     num_targets: int
     seed: int
+    reads: Reads | None = None
 
     def to(self, device: torch.device) -> Batch:
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}

@@ -21,6 +21,7 @@ from forge.errors import ConfigError
 from forge.feed import Feed
 from forge.hardware import Topology
 from forge.model import Parts
+from forge.observe.drops import Drops
 from forge.observe.ledger import Ledger, drop_after
 from forge.observe.nonfinite import origin_of
 from forge.observe.phases import Phases
@@ -65,6 +66,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         return config.augment(batch.to(topology.device))
 
     feed = build_feed(config, topology)
+    drops = Drops(getattr(feed.source, "dropped", None), seen, config.tracker.every, topology)
     model = build_model(config, topology)
     sync: Sync = config.comm.build(model, topology, config.precision)
     update = config.optimizer.build(model, config.schedule, config.steps, config.precision)
@@ -88,15 +90,16 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         opened.callback(reader.close)
         reader.seek(progress.cursor)
         works = config.overlap(reader, lambda batch: stage(seen(batch)), phases)
-        _observe(run, opened)
+        _observe(run, drops, opened)
         trainable: Any = model
         yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,
                       topology.data_size), run
 
 
-def _observe(run: Run, opened: ExitStack) -> None:
+def _observe(run: Run, drops: Drops, opened: ExitStack) -> None:
     """What watches the run, in the order in which it is told of each step."""
-    run.observers.extend([run.ledger, run.config.snapshot.build(run), run.config.evaluation.build(run)])
+    run.observers.extend([run.ledger, run.config.snapshot.build(run), run.config.evaluation.build(run),
+                          drops])
     for tracker in run.config.tracker.options.values() if run.topology.is_first else ():
         sink = tracker.build(run)
         opened.callback(sink.close)

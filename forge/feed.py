@@ -55,7 +55,8 @@ class Feed:
         tensors = self.batching.collate(rows, self.source)
         place = f"{self.seed}:{cursor.epoch}:{cursor.index}:{micro}:{self.data_rank}"
         seed = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())
-        return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), seed)
+        dropped = getattr(self.source, "dropped", None)
+        return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), seed, dropped and dropped.taken())
 
 
 @lru_cache(maxsize=4)

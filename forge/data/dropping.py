@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from forge.data.storage import Location
 from forge.errors import UnreadableError
@@ -42,18 +39,29 @@ class Bound:
         return f"data.max_bad={self.share} and data.bad_floor={self.floor}"
 
 
+class Reads(NamedTuple):
+    """How many samples were tried, and which were bad: (reason, number of the shard) of each."""
+
+    tried: int
+    bad: tuple[tuple[str, int], ...]
+
+
 class Dropped:
     """What was dropped of some shards.
 
-    By `missed`, when they are opened, on what the index knows; by `failed`, when a sample is read. Reads are counted
-    over all worker processes of a rank that were forked from this one, each sample once for each time it is read.
+    By `missed`, when they are opened, on what the index knows; by `failed`, when a sample is read. Reads are counted in
+    this process and judged at once, unless `left_to_all`: then they travel with the batches (see `taken`) to where
+    those of all workers and ranks are added up, and nothing is judged here.
     """
 
     def __init__(self, shards: Sequence[Location], bound: Bound) -> None:
         self.shards, self.bound = list(shards), bound
         self.counts: Counter[tuple[str, int]] = Counter()       # (reason, number of the shard)
+        self.at_opening: Counter[tuple[str, int]] = Counter()
+        self.left_to_all = False
         self._first: dict[tuple[str, int], int] = {}            # the byte where it was seen first
-        self._shared = _shared(2)
+        self._tried, self._bad = 0, 0
+        self._fresh = Reads(0, ())                              # since `taken`
 
     def missed(self, shard: int, reason: str, offset: int) -> None:
         self.counts[reason, shard] += 1
@@ -61,30 +69,53 @@ class Dropped:
 
     def opened(self, num_kept: int) -> None:
         """All shards are open. Raises UnreadableError where too much of them is bad."""
+        self.at_opening = self.counts.copy()
         if num_bad := self.counts.total():
             say(f"Dropped {self.sentence()}.")
-            self._judge(num_bad, num_kept + num_bad, self.sentence())
+            self.judge(num_bad, num_kept + num_bad, self.sentence())
 
     def tried(self) -> None:
-        self._shared[0] += 1
+        self._tried += 1
+        self._fresh = Reads(self._fresh.tried + 1, self._fresh.bad)
 
     def failed(self, bad: BadSample) -> None:
         """Say it, and count it. Raises UnreadableError where too many were bad."""
         self.counts[bad.reason, bad.shard] += 1
-        self._shared[1] += 1
+        self._bad += 1
+        self._fresh = Reads(self._fresh.tried, (*self._fresh.bad, (bad.reason, bad.shard)))
         say(f"Dropped a sample, another takes its place: {bad}")
-        self._judge(int(self._shared[1]), int(self._shared[0]), f"of late: {bad}")
+        if not self.left_to_all:
+            self.judge(self._bad, self._tried, f"of late: {bad}")
 
-    def sentence(self) -> str:
-        """All counts, by reason and shard."""
+    def taken(self) -> Reads:
+        """The reads of this process since it was asked last."""
+        fresh, self._fresh = self._fresh, Reads(0, ())
+        return fresh
+
+    def judge(self, num_bad: int, num_tried: int, what: str) -> None:
+        """Raises UnreadableError where more are bad than the bound allows. what: to be named in the sentence."""
+        if self.bound.passed(num_bad, num_tried):
+            raise UnreadableError(f"{num_bad:,} of {num_tried:,} samples are bad, more than {self.bound} allow: {what}."
+                                  " `python -m forge.shards check` lists the faults of shards.")
+
+    def by_shard(self, counts: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
+        """Reason -> shard -> count."""
+        sorted_by: dict[str, dict[str, int]] = {}
+        for (reason, shard), count in sorted(counts.items()):
+            sorted_by.setdefault(reason, {})[str(self.shards[shard])] = count
+        return sorted_by
+
+    def sentence(self, counts: Mapping[tuple[str, int], int] | None = None) -> str:
+        """By reason and shard; None: all counts of this process."""
+        counts = self.counts if counts is None else counts
         reasons: Counter[str] = Counter()
-        for (reason, _), count in self.counts.items():
+        for (reason, _), count in counts.items():
             reasons[reason] += count
-        return "; ".join(f"{count:,} for {reason} ({self._where(reason)})" for reason, count in
+        return "; ".join(f"{count:,} for {reason} ({self._where(reason, counts)})" for reason, count in
                          reasons.most_common(_LISTED))
 
-    def _where(self, reason: str) -> str:
-        found = Counter({shard: count for (why, shard), count in self.counts.items() if why == reason})
+    def _where(self, reason: str, counts: Mapping[tuple[str, int], int]) -> str:
+        found = Counter({shard: count for (why, shard), count in counts.items() if why == reason})
         listed = ", ".join(f"{count:,} in {self.shards[shard]}{self._byte(reason, shard, count)}"
                            for shard, count in found.most_common(_LISTED))
         return listed + (f", and in {len(found) - _LISTED:,} more shards" if len(found) > _LISTED else "")
@@ -93,19 +124,3 @@ class Dropped:
         if (offset := self._first.get((reason, shard))) is None:
             return ""
         return f", byte {offset}" if count == 1 else f", the first at byte {offset}"
-
-    def _judge(self, num_bad: int, num_tried: int, what: str) -> None:
-        if self.bound.passed(num_bad, num_tried):
-            raise UnreadableError(f"{num_bad:,} of {num_tried:,} samples are bad, more than {self.bound} allow: {what}."
-                                  " `python -m forge.shards check` lists the faults of shards.")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_shared": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"_shared": _shared(2)})
-
-
-def _shared(count: int) -> np.ndarray:
-    """[count] int64 zeros that forked processes share. Two that add at the same moment may lose one of the two."""
-    return np.frombuffer(mmap.mmap(-1, 8 * count), np.int64)

@@ -51,7 +51,8 @@ class Samples:
     def num_bytes(self) -> np.ndarray:
         """[samples] int64, of all fields of each."""
         sizes = [np.maximum(of.sizes, 0) for of in (self.texts, *self.others.values())]
-        return np.stack(sizes).sum(axis=0)
+        summed: np.ndarray = np.stack(sizes).sum(axis=0)
+        return summed
 
     @property
     def fingerprint(self) -> str:

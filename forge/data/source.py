@@ -46,7 +46,7 @@ class SampleSource:
     def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
                  reading: Reading, dropped: Dropped, staged: Staged | None = None) -> None:
         self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
-        self._dropped = dropped
+        self.dropped = dropped
         self.order = reading.order
         self.coming = staged.coming if staged is not None else None
         self.lengths = tokens.lengths
@@ -61,11 +61,11 @@ class SampleSource:
         if not 0 <= index < len(self):
             raise IndexError(index)
         for other in self._in_turn(index):
-            self._dropped.tried()
+            self.dropped.tried()
             try:
                 return self._cut(self._read(other), int(self.lengths[index]))
             except BadSample as bad:
-                self._dropped.failed(bad)
+                self.dropped.failed(bad)
                 last = bad
         raise UnreadableError(f"{_MOST_TRIES} samples that could take the place of a bad one are bad as well. {last}")
 

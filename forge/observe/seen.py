@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from forge.batch import Batch
@@ -14,6 +16,7 @@ class Seen:
     window: the model's, in tokens. tokens: B * T of each batch; targets: those of them that are trained on; padding:
     those that are no text. keys: that the tokens may look at, causally, in window and document, and of them those of
     padding; pairs: B * T * T, hidden or not. documents: whether any batch tells documents apart.
+    samples: that were read for them; bad: of those, by (reason, number of the shard).
     """
 
     def __init__(self, window: int | None) -> None:
@@ -21,6 +24,8 @@ class Seen:
         self.tokens, self.targets, self.padding, self.pairs = 0, 0, 0, 0
         self.keys, self.padding_keys = 0.0, 0.0
         self.documents = False
+        self.samples = 0
+        self.bad: Counter[tuple[str, int]] = Counter()
 
     def __call__(self, batch: Batch) -> Batch:
         rows, length = batch.tensors["tokens"].shape
@@ -29,6 +34,9 @@ class Seen:
         self.pairs += rows * length**2
         positions, lengths = batch.tensors.get("positions"), batch.tensors.get("lengths")
         self.documents |= positions is not None
+        if batch.reads is not None:
+            self.samples += batch.reads.tried
+            self.bad.update(batch.reads.bad)
         if positions is None and lengths is None:
             self.keys += rows * length * mean_keys(length, self.window)
             return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +73,21 @@ def _losses(result: dict[str, Any]) -> list[str]:
         padded = f", beside {result['padding_share']:.1%} padding" if result["padding_share"] else ""
         lines.append(f"{result['tokens_per_second']:,.0f} tokens/s{padded}; "
                      f"peak memory {result['peak_memory_bytes'] / 1e9:.2f} GB.")
+    lines += list(_dropped(result["dropped"] or {}))
     shares = [f"{name} {result[key]:.1%}" for key, name in UTILISATION.items() if result[key] is not None]
     if shares:
         lines.append(f"Of the peak of {'the device' if result['device']['count'] == 1 else 'all devices'}: "
                      f"{', '.join(shares)}.")
     return lines
+
+
+def _dropped(dropped: dict[str, Any]) -> Iterator[str]:
+    for when, of in (("opening", "Left out when shards were opened"), ("reading", "Bad when they were read")):
+        reasons = [f"{sum(shards.values()):,} for {reason} (most in {max(shards, key=lambda shard: shards[shard])})"
+                   for reason, shards in dropped.get(when, {}).items()]
+        if reasons:
+            among = f", of {dropped['samples_read']:,} samples" if when == "reading" else ""
+            yield f"{of}{among}: {'; '.join(reasons)}."
 
 
 def _shares(result: dict[str, Any]) -> list[tuple[str, str, str]]:

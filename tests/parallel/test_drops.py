@@ -1,0 +1,71 @@
+"""Bad samples are counted over all workers and ranks, and the bound holds for the sum."""
+
+import os
+from collections import Counter
+
+import pytest
+from conftest import train_here
+from ranks import train_at_ranks
+
+from forge.data.index import open_index
+from forge.data.pack import pack
+
+CHANGED = "a change since it was indexed"
+LINE = ["data=shards", "batching=packed", "steps=4", "data.max_bad=0.0", "tracker.every=2"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards of 24 texts of 60 bytes; three of the second have changed since they were indexed."""
+    for number in range(2):
+        texts = [(f"{number}{key:02}", f"{number} {key:02} ".encode() * 10) for key in range(24)]
+        pack(texts, tmp_path / "packed" / str(number), 1 << 20)
+        (path,) = (tmp_path / "packed" / str(number)).glob("*.tar")
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        path = path.rename(tmp_path / "shards" / f"{number}.tar")
+    index, data, times = open_index(path, tmp_path), bytearray(path.read_bytes()), path.stat()
+    for member in (1, 9, 20):
+        data[int(index.offsets[member]) + 3] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))       # as a failing disk does
+    return tmp_path / "shards"
+
+
+def words(folder, floor, *more):
+    return [*LINE, f"data.train={folder}", f"data.heldout={folder}", f"data.bad_floor={floor}", *more]
+
+
+def told(result):
+    return Counter({(reason, shard.rpartition("/")[2]): count for reason, shards in result["dropped"]["reading"].items()
+                    for shard, count in shards.items()})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_sum_over_workers_is_in_the_result_and_the_summary(folder, tmp_path, workers):
+    line = words(folder, 100, "dataloader=webdataset", f"dataloader.workers={workers}")
+    run = train_here(tmp_path / "run", *line)
+    assert run.code == 0, run.err
+    result = run.result["dropped"]
+    assert set(told(run.result)) == {(CHANGED, "1.tar")} and result["opening"] == {}
+    assert result["samples_read"] > 24
+    count = told(run.result)[CHANGED, "1.tar"]
+    assert f"of {result['samples_read']:,} samples: {count:,} for {CHANGED}" in (run.run_dir / "report.md").read_text()
+
+
+@pytest.mark.dist
+def test_the_sum_over_ranks_is_that_of_one_rank_and_the_bound_is_on_it(folder, tmp_path):
+    """Both ranks meet some, so that no rank alone passes a bound of one less than the sum."""
+    shared = ["dataloader=webdataset", "dataloader.workers=1", "micro_batch=2"]
+    alone = train_here(tmp_path / "alone", *words(folder, 100))
+    count = told(alone.result).total()
+    fine = train_at_ranks(tmp_path / "fine", 2, *words(folder, count, *shared))
+    assert fine.code == 0, fine.err
+    assert told(fine.result) == told(alone.result) and count >= 3
+    assert fine.result["dropped"]["samples_read"] == alone.result["dropped"]["samples_read"]
+    ended = train_at_ranks(tmp_path / "ended", 2, *words(folder, count - 1, *shared))
+    assert ended.code == 4 and f"{count:,} of " in ended.err and "samples are bad, more than data.max_bad" in ended.err
+
+
+def test_one_process_ends_at_once(folder, tmp_path):
+    run = train_here(tmp_path / "run", *words(folder, 0))
+    assert run.code == 4 and "1.tar, byte" not in run.err and f"for {CHANGED}" in run.err
