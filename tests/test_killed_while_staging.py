@@ -158,10 +158,10 @@ def test_a_run_whose_worker_and_then_whose_rank_is_killed_is_the_run_that_was_ne
     staging = f"{{folder: {tmp_path}/staged, max_gb: 0.00015, memory_gb: 0, ahead: 1, copies: 2, pins: null}}"
     line = ["data=shards", f"data.train={folder}", f"data.heldout={folder}", "data.shuffle_shards=2",
             "batching=packed", "sequence_length=80", f"data.staging={staging}", f"data.cache={tmp_path}/cache",
-            "dataloader=webdataset", "dataloader.workers=1", "snapshot=inline", "snapshot.every=2", "steps=60"]
+            "dataloader=webdataset", "dataloader.workers=1", "snapshot=inline", "snapshot.every=2", "steps=18"]
     broken = tmp_path / "broken"
     metrics = broken / "metrics.jsonl"
-    for start, step, depth in ((f"run_dir={broken}", 5, -1), (f"resume={broken}", 20, 0)):
+    for start, step, depth in ((f"run_dir={broken}", 3, -1), (f"resume={broken}", 10, 0)):
         run = subprocess.Popen([sys.executable, "-m", "forge.train", *TINY, *line, start],
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         until(lambda step=step: metrics.exists() and f'"step": {step},' in metrics.read_text(), 90)
@@ -171,4 +171,4 @@ def test_a_run_whose_worker_and_then_whose_rank_is_killed_is_the_run_that_was_ne
     done = forge("train", *TINY, *line, f"resume={broken}")
     assert done.returncode == 0, done.stderr
     whole = train_here(tmp_path / "whole", *line[:6], "data.staging=null", *line[7:])
-    assert Finished(0, "", "", broken).losses == whole.losses and list(whole.losses) == list(range(1, 61))
+    assert Finished(0, "", "", broken).losses == whole.losses and list(whole.losses) == list(range(1, 19))

@@ -41,6 +41,8 @@ RUNS = {
                "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
     "packed": ["batching=packed", "attention=eager"],
     "tokens": ["data=tokens", "data.tokenizer=bytes", "batching=packed"],
+    "staged": ["data.shuffle_shards=1", "data.staging={folder: null, max_gb: 1, memory_gb: 1, ahead: 1, copies: 1, "
+               "pins: {scores: SCORES, share: 0.5}}", "batching=packed", "attention=eager"],
     "bucketed": ["batching=bucketed", "batching.edges=[8,16]"],
     "more": ["schedule=constant", "precision=bf16", "checkpointing=full", "attention=flex",
              "optimizer.groups=[{match: '*norm*', lr_scale: 0.5, weight_decay: 0.1, frozen: false}]"],
@@ -75,6 +77,8 @@ def noting(cls, reads):
 def test_a_run_reads_every_setting(words, shards, token_file, tmp_path, monkeypatch):
     if "data=tokens" in words:
         words, shards = words[1:], token_file
+    (tmp_path / "scores").write_text('{"shard": "000000.tar", "score": 1}')
+    words = [word.replace("SCORES", str(tmp_path / "scores")) for word in words]
     config = realise(composed(*TINY, *shards, *LINE, *words, f"run_dir={tmp_path}"))
     found = list(settings(config))
     reads, train = set(), forge.worker._train
