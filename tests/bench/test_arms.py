@@ -139,7 +139,7 @@ def test_two_ranks_sum_and_are_one_arm(shards, tmp_path):
 
 def test_what_the_machine_can_do_is_measured_or_said_not_to_be(shards, tmp_path, capsys):
     code = run([*SMALL, *shards, "bench=micro", "bench.seconds=0.01", "bench.copy_mb=[1]", "bench.updates=3",
-                "bench.square_sizes=[64,8192]", f"run_dir={tmp_path}/record"])
+                "bench.square_sizes=[64,8192]", "bench.shard_mb=2", f"run_dir={tmp_path}/record"])
     result = json.loads((tmp_path / "record/result.json").read_text())
     rows = rows_of(result)
     assert code == Exit.ANSWERED
