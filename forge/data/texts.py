@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from forge.data.checksums import crc32
 from forge.data.dropping import BadSample, Bound, Dropped
 from forge.data.storage import File, Location, shared_file
 
@@ -46,14 +46,14 @@ class Texts:
         size, offset = int(self.sizes[index]) + before, int(self.offsets[index])
         for copy in self.copies(*self.files[shard]):
             data = copy.read(size, offset)
-            if zlib.crc32(data) == self.checksums[index]:
+            if crc32(data) == self.checksums[index]:
                 return data[before:]
         try:
             data = shared_file(*self.files[shard]).read(size, offset)
         except OSError as error:
             raise BadSample(shard, "an error in reading",
                             f"Cannot read {self.place(index)} ({error.strerror or error}).") from error
-        if zlib.crc32(data) != self.checksums[index]:
+        if crc32(data) != self.checksums[index]:
             raise BadSample(shard, "a change since it was indexed",
                             f"{self.place(index)}: the data here are not what they were when the shard was indexed: "
                             "the shard changed, or its disk is failing. Fetch or make the shard again.")
