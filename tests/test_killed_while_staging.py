@@ -88,7 +88,7 @@ def test_a_rank_that_is_killed_while_it_copies_leaves_nothing_half_and_another_g
         signal.pause()
 
     ours, theirs = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=rank, args=(theirs,))
+    process = FORK.Process(target=rank, args=(theirs,), daemon=True)
     process.start()
     works = [ours.recv() for _ in range(3)]
     staged = tmp_path / "staged"

@@ -74,7 +74,7 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path):
     ours = room(tmp_path)
     assert made(ours, "kept.tar", 40)
     ready = FORK.Event()
-    process = FORK.Process(target=half_a_copy, args=(ready,))
+    process = FORK.Process(target=half_a_copy, args=(ready,), daemon=True)
     process.start()
     assert ready.wait(20)
     assert ours.claim("a.tar", 60, lambda name: 0.0) is None and len(list(tmp_path.glob("*.part"))) == 1
@@ -94,7 +94,7 @@ def test_a_process_that_ends_between_the_last_two_steps_leaves_a_whole_copy(tmp_
         os.replace(path, here.place("a.tar"))
         os._exit(0)
 
-    process = FORK.Process(target=renamed_only, args=(None,))
+    process = FORK.Process(target=renamed_only, args=(None,), daemon=True)
     process.start()
     process.join()
     ours = room(tmp_path)
@@ -123,7 +123,7 @@ def test_many_processes_share_the_room(tmp_path):
         out.put(claimed)
 
     out = FORK.SimpleQueue()
-    processes = [FORK.Process(target=make, args=(out,)) for _ in range(4)]
+    processes = [FORK.Process(target=make, args=(out,), daemon=True) for _ in range(4)]
     for process in processes:
         process.start()
     claimed = [name for _ in processes for name in out.get()]
