@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -172,6 +173,22 @@ def test_a_reader_does_not_wait_for_a_copy_that_stands_still(folder, staged, mon
     assert [path.stat().st_size for path in staged.glob("*.part")] == [1000]
     going.set()
     until(lambda: copies(staged))
+
+
+@pytest.mark.parametrize("change, reason", [
+    (lambda path: path.write_bytes(tar_bytes(pairs(9))), "a change since it was indexed"),
+    (lambda path: path.write_bytes(b""), "a change since it was indexed"), (os.unlink, "an error in reading")])
+def test_a_shard_that_changes_while_it_is_read_is_dropped_and_counted(folder, change, reason):
+    feed = feed_of(folder, max_bad=1.0)
+    first = feed[Cursor()]
+    changed = feed.source.order(1, 0)[0]
+    number = int(feed.source._samples.texts.shards[changed[-1]])       # of a window that has not come yet
+    change(folder / f"{number:03}.tar")
+    counted = Counter(first.batches[0].reads.bad)
+    while first.cursor.epoch == 0:
+        first = feed[first.cursor]
+        counted.update(bad for batch in first.batches for bad in batch.reads.bad)
+    assert set(counted) == {(reason, number)} and counted.total() >= 6
 
 
 def test_a_copy_that_goes_bad_is_thrown_away_and_the_shard_is_read(folder, staged, caplog):
