@@ -140,7 +140,7 @@ def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter
 
 
 def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
-    def gathered(columns: list[np.ndarray], absent: int, dtype: type) -> np.ndarray:
+    def gathered(columns: list[np.ndarray], absent: int | tuple[int, int], dtype: type) -> np.ndarray:
         return np.array([absent if member == _ABSENT else columns[shard][member] for shard, member in places], dtype)
 
     marks = gathered([index.marks for index in indices], 0, np.bool_)
@@ -148,7 +148,8 @@ def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
                  np.array([shard for shard, _ in places], np.int32),
                  gathered([index.offsets for index in indices], 0, np.int64),
                  gathered([index.sizes for index in indices], _ABSENT, np.int64) - 3 * marks,
-                 gathered([index.checksums for index in indices], 0, np.uint32), marks)
+                 gathered([index.checksums for index in indices], 0, np.uint32), marks,
+                 gathered([index.pictures for index in indices], (0, 0), np.int32).reshape(-1, 2))
 
 
 def _say_passed(index: Index, grouping: Grouping) -> None:

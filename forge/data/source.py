@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from forge.data import Sample
 from forge.data.disk import made_once, writing
 from forge.data.dropping import BadSample, Dropped
 from forge.data.fields import BadField, Field
+from forge.data.id_file import IdFile
 from forge.data.reading import Reading
 from forge.data.samples import Samples
 from forge.data.texts import Texts
@@ -130,7 +130,7 @@ class ByteSource:
 
 
 class TokenSource:
-    """Ids of a tokenizer.json, made once and kept in the cache folder: ids.bin, uint32, and lengths.npy."""
+    """Ids of a tokenizer.json, made once and kept in the cache folder."""
 
     def __init__(self, texts: Texts, tokenizer: FromFile, cache: Path) -> None:
         digest = hashlib.blake2b(tokenizer.files[0].read_bytes(), digest_size=16)
@@ -139,10 +139,8 @@ class TokenSource:
         folder = cache / "tokens" / digest.hexdigest()
         with writing(folder, "set data.cache to another folder"):
             made_once(folder, lambda making: _tokenise(texts, tokenizer, making))
-        self._ids = folder / "ids.bin"
-        self._mapped: np.ndarray | None = None
-        self.lengths = self._whole_lengths(folder, len(texts))
-        self._ends = np.cumsum(self.lengths)
+        self._ids = IdFile(folder, len(texts))
+        self.lengths = self._ids.lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -150,31 +148,12 @@ class TokenSource:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        if self._mapped is None:
-            self._mapped = np.memmap(self._ids, "<u4", "r")
-        end = int(self._ends[index])
-        ids = self._mapped[end - int(self.lengths[index]):end]
-        return {"tokens": torch.from_numpy(ids.astype(np.int64))}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": None}        # a memmap would be sent as all of its ids
-
-    def _whole_lengths(self, folder: Path, num_texts: int) -> np.ndarray:
-        with suppress(OSError, ValueError, EOFError):
-            lengths: np.ndarray = np.load(folder / "lengths.npy", allow_pickle=False)
-            if len(lengths) == num_texts and self._ids.stat().st_size == 4 * lengths.sum():
-                return lengths
-        raise UnreadableError(f"{folder} is damaged: delete it, and it is made again.")
+        return {"tokens": torch.from_numpy(self._ids[index].astype(np.int64))}
 
 
 def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
     say(f"Tokenising {len(texts)} texts ({texts.sizes.sum() / 1e6:.0f} MB) once with {tokenizer.files[0]}.")
-    lengths = []
-    with open(folder / "ids.bin", "wb") as file:
-        for ids in encoded(texts, tokenizer):
-            file.write(np.array(ids, "<u4").tobytes())
-            lengths.append(len(ids))
-    np.save(folder / "lengths.npy", np.array(lengths, np.int64))
+    IdFile.write(folder, encoded(texts, tokenizer))
 
 
 def encoded(texts: Texts, tokenizer: FromFile) -> Iterator[list[int]]:
