@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from forge.data import Sample
+from forge.data.conversations import Conversations
 from forge.data.disk import made_once, writing
 from forge.data.dropping import BadSample, Dropped
 from forge.data.fields import BadField, Field
@@ -38,16 +39,22 @@ class SampleSource:
     """Samples of shards: "tokens", and each of `others` that the sample has, as its Field decodes it.
 
     A sample that cannot be read is dropped and counted. The next of its stream that is at least as long takes its
-    place, cut to its length; where none is, the longest, repeated. Which one depends on the data alone, so all ranks
-    and workers keep their plan.
+    place, cut to its length; where none is, the longest, repeated. Conversations are not cut: the longest that is no
+    longer takes the place, the next of several, and where there is none, the sample itself, its pictures grey and
+    nothing in it trained on. Which one depends on the data alone, so all ranks and workers keep their plan.
     """
 
-    def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
+    def __init__(self, samples: Samples, tokens: ByteSource | TokenSource | Conversations, fields: Mapping[str, Field],
                  reading: Reading, dropped: Dropped) -> None:
         self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
         self._dropped = dropped
         self.order = reading.order
         self.lengths = tokens.lengths
+        conversations = tokens if isinstance(tokens, Conversations) else None
+        self.whole = conversations is not None
+        self.picture_size = conversations and conversations.picture_size
+        self.picture_token = conversations and conversations.picture_token
+        self.tokens_per_picture = conversations and conversations.tokens_per_picture
         others = f"-{samples.fingerprint}" if samples.others else ""
         self.fingerprint = f"{tokens.fingerprint}{others}{reading.fingerprint}"
 
@@ -61,10 +68,13 @@ class SampleSource:
         for other in self._in_turn(index):
             self._dropped.tried()
             try:
-                return self._cut(self._read(other), int(self.lengths[index]))
+                sample = self._read(other)
+                return sample if self.whole else self._cut(sample, int(self.lengths[index]))
             except BadSample as bad:
                 self._dropped.failed(bad)
                 last = bad
+        if isinstance(self._tokens, Conversations):
+            return self._tokens.blank(index)
         raise UnreadableError(f"{_MOST_TRIES} samples that could take the place of a bad one are bad as well. {last}")
 
     def _in_turn(self, index: int) -> Iterator[int]:
@@ -72,15 +82,19 @@ class SampleSource:
         yield index
         stream = np.flatnonzero(self._samples.streams == self._samples.streams[index])
         after = np.roll(stream, -int(np.searchsorted(stream, index, "right")))[:-1]
-        missing = np.maximum(self.lengths[index] - self.lengths[after], 0)
+        missing = self.lengths[index] - self.lengths[after]
+        if self.whole:
+            after, missing = after[missing >= 0], missing[missing >= 0]
+        missing = np.maximum(missing, 0)
         yield from after[np.argsort(missing, kind="stable")][:_MOST_TRIES].tolist()
 
     def _read(self, index: int) -> Sample:
         sample = dict(self._tokens[index])
-        for name, column in self._samples.others.items():
+        for name, field in self._fields.items():
+            column = self._samples.others[name]
             if column.sizes[index] >= 0:
                 try:
-                    read = self._fields[name].decode(column[index])
+                    read = field.decode(column[index])
                     sample[name] = torch.from_numpy(np.require(read, requirements="W"))
                 except BadField as bad:
                     raise BadSample(int(column.shards[index]), bad.reason, f"{column.place(index)}: {bad}.") from None

@@ -22,8 +22,8 @@ class Squares:
     The grid is the one whose shape is nearest to the picture's, and of several the finest, with no more squares along a
     side than the picture has pixels for. The picture is stretched to it.
 
-    size: of a side, in pixels. fit: how all of a picture gets into one square. squash: both sides as long as the square;
-    crop: its middle; pad: all of it, grey beside it.
+    size: of a side, in pixels. fit: how all of a picture gets into one square. squash: it is stretched; crop: its
+    middle; pad: all of it, grey beside it.
     """
 
     size: int
@@ -87,5 +87,5 @@ class Squares:
 
 
 def _resized(image: Any, sides: tuple[int, int], box: tuple[float, float, float, float] | None = None) -> Any:
-    """Pillow widens its filter where it shrinks: nothing is left out, so no lines or dots appear that were not there."""
+    """Pillow widens its filter where it shrinks, so every pixel counts and no moire appears."""
     return image.resize(sides, pillow().Resampling.BICUBIC, box)

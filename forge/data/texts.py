@@ -60,6 +60,17 @@ class Texts:
         return replace(self, shards=self.shards[chosen], offsets=self.offsets[chosen], sizes=self.sizes[chosen],
                        checksums=self.checksums[chosen], marks=self.marks[chosen], sides=self.sides[chosen])
 
+    def but(self, others: Texts) -> Texts:
+        """`others`, of the same shards, where they are there (their size is not negative), else these."""
+        there = others.sizes >= 0
+
+        def taken(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+            return np.where(there.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+
+        return Texts(self.files, taken(self.shards, others.shards), taken(self.offsets, others.offsets),
+                     taken(self.sizes, others.sizes), taken(self.checksums, others.checksums),
+                     taken(self.marks, others.marks), taken(self.sides, others.sides))
+
     @property
     def fingerprint(self) -> str:
         """Of the data and their order; not of where they lie."""
