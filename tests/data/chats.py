@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from nasty_pictures import noise, saved
+from nasty_pictures import saved
 from PIL import Image
 from tars import tar_bytes, written
 
@@ -18,9 +18,9 @@ def turn(role, content):
     return {"role": role, "content": content}
 
 
-def of_one_colour(number, width=SIZE, height=SIZE):
-    """A PNG that shows which it is: (number, 7, 9)."""
-    return saved(Image.fromarray(np.full((height, width, 3), (number, 7, 9), np.uint8)), "PNG")
+def of_one_colour(number, width=SIZE, height=SIZE, place=7):
+    """A PNG that shows which it is: (number, place, 9)."""
+    return saved(Image.fromarray(np.full((height, width, 3), (number, place, 9), np.uint8)), "PNG")
 
 
 def chat(key, *messages, pictures=()):
@@ -37,8 +37,9 @@ def conversation(**changes):
 
 
 def option(tmp_path, members, of_conversation=None, names="img.*", **changes):
-    """data=shards over one shard of these members; all samples are heldout ones as well."""
-    written(tmp_path / "shards" / "a.tar", tar_bytes(members))
+    """data=shards over one shard of these members (None: the one that is there); all samples are held-out ones too."""
+    if members is not None:
+        written(tmp_path / "shards" / "a.tar", tar_bytes(members))
     picture = Picture(names, False, "apply", "white", 1_000_000)
     settings = {"train": str(tmp_path / "shards"), "heldout": str(tmp_path / "shards"), "heldout_fraction": 0.2,
                 "tokenizer": "bytes", "text_field": "txt", "pictures": {"shown": picture}, "labels": None,
@@ -56,6 +57,3 @@ def read(ids):
 
 def trained(sample):
     return read(sample["tokens"][sample["trained"]])
-
-
-__all__ = ["EACH", "SIZE", "chat", "conversation", "noise", "of_one_colour", "option", "read", "trained", "turn"]
