@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class Heldout:
     """every: updates between evaluations; 0: only at the end. batches: micro-batches of each rank, at most; the same
     ones each time. baseline: at the end, count byte trigrams for comparison (data of bytes only, and not of
-    conversations). sample: at the
-    end, write so many tokens after `prompt`; 0: none."""
+    conversations). sample: at the end, write so many tokens after `prompt`; 0: none."""
 
     every: int
     batches: int
