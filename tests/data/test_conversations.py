@@ -2,11 +2,14 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from chats import EACH, SIZE, chat, of_one_colour, option, read, trained, turn
+from tars import tar_bytes, written
 
 from forge.data import conversations
+from forge.data.fields import Picture
 from forge.errors import ConfigError, UnreadableError
 
 USER, ANSWER = (lambda text: turn("user", text)), (lambda text: turn("assistant", text))
@@ -159,8 +162,6 @@ def test_a_layout_that_is_damaged_is_told(tmp_path):
 
 
 def test_fields_of_pictures_come_in_the_order_of_the_setting(tmp_path):
-    from forge.data.fields import Picture
-
     members = {"a.left.png": of_one_colour(1), "a.right.png": of_one_colour(2), "a.txt": b"a",
                "b.right.png": of_one_colour(3), "b.txt": b"b"}
     pictures = {name: Picture(f"{name}.png;{name}.jpg", False, "apply", "white", 100) for name in ("right", "left")}
@@ -179,6 +180,21 @@ def test_a_picture_field_that_no_sample_has_is_a_sentence(tmp_path):
         option(tmp_path, CONTROL, names="jpg").open("train")
     with pytest.raises(ConfigError, match=r"has data\.pictures\.shown\.names=pic\.\*"):
         option(tmp_path, CONTROL, names="pic.*").open("train")
+
+
+def test_sides_go_with_the_pictures_that_are_chosen(tmp_path):
+    from forge.data.dropping import Bound, Dropped
+    from forge.data.fields import Text
+    from forge.data.samples import open_samples
+
+    members = {f"{number}.{field}": data for number in range(3) for field, data in
+               (("txt", b"text"), ("png", of_one_colour(number, width=10 + number, height=5)))}
+    path = written(tmp_path / "a.tar", tar_bytes(members))
+    shown = {"shown": Picture("png", True, "apply", "white", 1000)}
+    samples = open_samples({"": [path]}, Text("txt", False, "keep"), shown, "first", Dropped([path], Bound(0.0, 0)),
+                           tmp_path)
+    chosen = samples.selected(np.array([True, False, True]))
+    assert chosen.others["shown"].sides.tolist() == [[10, 5], [12, 5]] and chosen.numbers.tolist() == [0, 2]
 
 
 def test_without_a_field_for_pictures_a_conversation_is_text(tmp_path):

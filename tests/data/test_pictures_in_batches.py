@@ -225,6 +225,19 @@ def test_a_conversation_with_a_bad_picture_is_replaced_by_a_whole_one(batching, 
         assert len(sample["pictures"]) == instead % 3 and sample["pictures"][:, 0, 0, 0].eq(instead).all()
 
 
+def test_a_shorter_conversation_takes_the_place_whole(tmp_path):
+    opened(tmp_path, 3, lambda number: 3 - number)
+    broken(tmp_path, 0)
+    source = again(tmp_path)
+    assert source.lengths[1] < source.lengths[0]
+    assert all(source[0][name].equal(source[1][name]) for name in ("tokens", "trained", "pictures"))
+    batching = Packed(int(source.lengths[0]) - 1, 1)        # a row that it does not fill
+    rows = [row for batch in batching.plan(source, 0, 0, 1) for row in batch]
+    tensors = batching.collate(rows, source)
+    assert sorted(read(targets[targets != IGNORED]) for targets in tensors["targets"]) == ["1E]", "1E]", "2E]"]
+    assert len(tensors["pictures"]) == 2 + 2 + 1
+
+
 def test_where_nothing_is_as_short_the_sample_stays_without_what_is_trained(tmp_path):
     def few(number):
         return 1
