@@ -22,7 +22,7 @@ from forge.data.samples import Samples
 from forge.data.texts import Texts
 from forge.data.tokenizer import Bytes, FromFile
 from forge.data.turns import Part, Refused, Template
-from forge.errors import ConfigError
+from forge.errors import ConfigError, UnreadableError
 from forge.notes import say
 
 _TRAINED = 1 << 31      # this bit of an id in the file: it is trained on
@@ -57,7 +57,7 @@ def open_layout(samples: Samples, conversation: Conversation, tokenizer: Bytes |
     with writing(folder, "set data.cache to another folder"):
         made_once(folder, lambda making: _Making(samples, conversation, template, tokenizer, columns).write(making))
     layout = Layout(IdFile(folder, len(samples)), template, f"conversations-{digest.hexdigest()}")
-    _count(json.loads((folder / _REASONS).read_bytes()), samples.texts, dropped)
+    _count(folder, samples.texts, dropped)
     if not (num_kept := int((layout.ids.lengths > 0).sum())):
         raise ConfigError(f"No sample can be trained on. Dropped were {dropped.sentence()}.")
     if num_kept < len(samples):
@@ -65,7 +65,11 @@ def open_layout(samples: Samples, conversation: Conversation, tokenizer: Bytes |
     return layout
 
 
-def _count(reasons: dict[str, list[int]], texts: Texts, dropped: Dropped) -> None:
+def _count(folder: Path, texts: Texts, dropped: Dropped) -> None:
+    try:
+        reasons: dict[str, list[int]] = json.loads((folder / _REASONS).read_bytes())
+    except (OSError, ValueError):
+        raise UnreadableError(f"{folder} is damaged: delete it, and it is made again.") from None
     for reason, indices in reasons.items():
         for index in indices:
             dropped.missed(int(texts.shards[index]), reason, int(texts.offsets[index]))

@@ -152,11 +152,13 @@ def test_layouts_are_made_once_and_follow_what_they_depend_on(tmp_path, monkeypa
     assert len(made) == 5 and len(prints) == 6      # how a picture is fitted moves no token
 
 
-def test_a_layout_that_is_damaged_is_told(tmp_path):
+@pytest.mark.parametrize("name", ["ids.bin", "lengths.npy", "reasons.json"])
+def test_a_layout_that_is_damaged_is_told(name, tmp_path):
     members = chat("a", USER("<image>"), ANSWER("x"), pictures=[of_one_colour(1)])
     option(tmp_path, members).open("train")
-    (ids,) = (tmp_path / "cache").glob("conversations/*/ids.bin")
-    ids.write_bytes(ids.read_bytes()[:-4])
+    (folder,) = (tmp_path / "cache" / "conversations").glob("[!.]*")
+    damaged = folder / name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(UnreadableError, match=r"conversations.* is damaged: delete it"):
         option(tmp_path, members).open("train")
 
