@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,16 +34,30 @@ def sampled(pictures: Tensor, draws: Draws, size: int) -> Tensor:
     x, y = _places(draws, size)
     weight = _cover(x, size) * _cover(y, size)
     x = torch.where(draws.flip[:, None, None], size - 1 - x, x)
-    across = _Axis.of(draws.left, draws.width, width, size)
-    down = _Axis.of(draws.top, draws.height, height, size)
+    across = _Axis(draws.left, draws.width, width, size)
+    down = _Axis(draws.top, draws.height, height, size)
     x, y = across.source(x), down.source(y)
     source = pictures.permute(0, 3, 1, 2).float()
-    total = torch.zeros((), device=pictures.device)
-    for dy in down.offsets():
-        for dx in across.offsets():
-            grid = torch.stack([across.normal(x + dx), down.normal(y + dy)], dim=3)
-            total = total + functional.grid_sample(source, grid, "bilinear", "border", align_corners=False)
-    return total * (weight / (255 * across.num_samples * down.num_samples))[:, None]
+    places = [[axis.normal(place + offset) for offset in axis.offsets()] for axis, place in ((across, x), (down, y))]
+    total = torch.zeros(len(pictures), 3, size, size, device=pictures.device)
+    for right, to_right in enumerate(places[0]):
+        for below, further_down in enumerate(places[1]):
+            _add(total, source, torch.stack([to_right, further_down], dim=3),
+                 (right < across.num_samples) & (below < down.num_samples))
+    return total.mul_((weight / (255 * across.num_samples * down.num_samples)[:, None, None])[:, None])
+
+
+def _add(total: Tensor, source: Tensor, grid: Tensor, wanted: Tensor) -> None:
+    """Adds what is at the places of the grid to those pictures that want this sample, [P] bool. A GPU would have to be
+    waited for to tell which; so it samples them all."""
+    if total.device.type != "cpu":
+        total += functional.grid_sample(source, grid, "bilinear", "border", align_corners=False) \
+            * wanted[:, None, None, None]
+    elif wanted.all():
+        total += functional.grid_sample(source, grid, "bilinear", "border", align_corners=False)
+    elif len(rows := wanted.nonzero()[:, 0]):
+        seen = functional.grid_sample(source[rows], grid[rows], "bilinear", "border", align_corners=False)
+        total.index_add_(0, rows, seen)
 
 
 def _places(draws: Draws, size: int) -> tuple[Tensor, Tensor]:
@@ -73,30 +88,30 @@ def _cover(place: Tensor, size: int) -> Tensor:
 
 
 class _Axis:
-    """One side of the crops. first, last: [P, 1, 1], the outer pixels of the crop. shrinks: pixels of the source for
-    one of the result. length: of the source."""
+    """One side of the crops of pictures whose side is `length`, resized to `size`.
 
-    def __init__(self, first: Tensor, last: Tensor, shrinks: Tensor, length: int, size: int) -> None:
-        self.first, self.last, self.shrinks, self.length, self.size = first, last, shrinks, length, size
-        # Samples at most a pixel of the source apart, even for a crop that is the whole picture.
-        self.num_samples = math.ceil(math.sqrt(2 * max(1.0, length / size)**2 - 1))
+    first, last: [P, 1, 1], its outer pixels. shrinks: [P, 1, 1], pixels of the source for one of the result.
+    num_samples: [P] float32, that make a pixel of the result. most_samples: of any crop.
+    """
 
-    @classmethod
-    def of(cls, first: Tensor, extent: Tensor, length: int, size: int) -> _Axis:
-        return cls(_each(first), _each(first + extent - 1), _each(extent / size), length, size)
+    def __init__(self, start: Tensor, extent: Tensor, length: int, size: int) -> None:
+        self.length, self.size = length, size
+        self.first, self.last, self.shrinks = _each(start), _each(start + extent - 1), _each(extent / size)
+        # So many that they are a pixel of the source apart, at most: see offsets.
+        self.num_samples = (2 * (extent / size).clamp(min=1).square() - 1).sqrt().ceil().float()
+        self.most_samples = math.ceil(math.sqrt(2 * max(1.0, length / size)**2 - 1))
 
     def source(self, place: Tensor) -> Tensor:
         """The place in the source of one in the cropped picture."""
         return self.first + (place.clamp(0, self.size - 1) + 0.5) * self.shrinks - 0.5
 
-    def offsets(self) -> list[Tensor | float]:
+    def offsets(self) -> Iterator[Tensor]:
         """[P, 1, 1] each, in pixels of the source. n samples d apart have the variance d^2 (n^2 - 1) / 12, and a
         bilinear sample 1 / 6."""
-        num = self.num_samples
-        if num == 1:
-            return [0.0]
-        apart = (2 * (self.shrinks.square() - 1).clamp(min=0) / (num**2 - 1)).sqrt()
-        return [(number - (num - 1) / 2) * apart for number in range(num)]
+        num = self.num_samples[:, None, None]
+        apart = (2 * (self.shrinks.square() - 1).clamp(min=0) / (num.square() - 1).clamp(min=1)).sqrt()
+        for number in range(self.most_samples):
+            yield (number - (num - 1) / 2) * apart
 
     def normal(self, place: Tensor) -> Tensor:
         """For grid_sample; nothing beyond the crop is seen."""
