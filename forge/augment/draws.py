@@ -70,12 +70,13 @@ def uniform(seeds: Tensor, num: int) -> Tensor:
     mixed = seeds[:, None] + torch.arange(1, num + 1, device=seeds.device) * _STEP
     for shift, factor in ((30, _FIRST), (27, _SECOND)):
         mixed = (mixed ^ _shifted(mixed, shift)) * factor
-    return _shifted(mixed ^ _shifted(mixed, 31), 11).double() * 2.0**-53
+    numbers: Tensor = _shifted(mixed ^ _shifted(mixed, 31), 11).double() * 2.0**-53
+    return numbers
 
 
 def _shifted(number: Tensor, places: int) -> Tensor:
     """To the right, with zeros: torch shifts signed numbers, and with their sign."""
-    return (number >> places) & (2**(64 - places) - 1)
+    return (number >> places) & ((1 << 64 - places) - 1)
 
 
 def _between(number: Tensor, low: float, high: float) -> Tensor:
@@ -91,5 +92,8 @@ def _crop(crop: Crop, tries: Tensor, happens: Tensor, height: int, width: int) -
     first = fits & (fits.cumsum(1) == 1)
     most = max(1, min(width, round(height * crop.ratio[1]))), max(1, min(height, round(width / crop.ratio[0])))
     there = fits.any(1)
-    return tuple((side * first).sum(1).where(there, float(fallback)).where(happens, float(whole))   # type: ignore
-                 for side, fallback, whole in ((across, most[0], width), (down, most[1], height)))
+
+    def chosen(side: Tensor, fallback: float, whole: float) -> Tensor:
+        return (side * first).sum(1).where(there, fallback).where(happens, whole)
+
+    return chosen(across, float(most[0]), float(width)), chosen(down, float(most[1]), float(height))

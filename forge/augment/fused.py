@@ -39,7 +39,7 @@ def sampled(pictures: Tensor, draws: Draws, size: int) -> Tensor:
     x, y = across.source(x), down.source(y)
     source = pictures.permute(0, 3, 1, 2).float()
     places = [[axis.normal(place + offset) for offset in axis.offsets()] for axis, place in ((across, x), (down, y))]
-    total = torch.zeros(len(pictures), 3, size, size, device=pictures.device)
+    total = torch.zeros(len(pictures), 3, size, size, dtype=torch.float32, device=pictures.device)
     for right, to_right in enumerate(places[0]):
         for below, further_down in enumerate(places[1]):
             _add(total, source, torch.stack([to_right, further_down], dim=3),
@@ -130,7 +130,8 @@ def jittered(pictures: Tensor, draws: Draws) -> Tensor:
 
 def _grey(x: Tensor) -> Tensor:
     red, green, blue = x.split(1, 1)
-    return red * GREY[0] + green * GREY[1] + blue * GREY[2]
+    grey: Tensor = red * GREY[0] + green * GREY[1] + blue * GREY[2]
+    return grey
 
 
 def _turned(x: Tensor, hue: Tensor) -> Tensor:
@@ -141,5 +142,5 @@ def _turned(x: Tensor, hue: Tensor) -> Tensor:
     over = 1 / torch.where(spread > 0, spread, 1.0)
     sextant = torch.where(red == top, (green - blue) * over, torch.where(
         green == top, (blue - red) * over + 2, (red - green) * over + 4)) + 6 * hue
-    steps = (sextant + torch.tensor((5.0, 3.0, 1.0), device=x.device)[:, None, None]) % 6
+    steps = (sextant + torch.arange(5, 0, -2, device=x.device)[:, None, None]) % 6
     return top - spread * torch.minimum(steps, 4 - steps).clamp(0, 1)

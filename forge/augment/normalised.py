@@ -19,4 +19,4 @@ def normalised(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) ->
 @cache
 def _column(values: tuple[float, ...], device: torch.device) -> Tensor:
     """[3, 1, 1], once a device: making it there waits for the device."""
-    return torch.tensor(values, device=device)[:, None, None]
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]

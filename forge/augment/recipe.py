@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -102,29 +103,27 @@ class Recipe:
                        f"which the model is evaluated: leave augment.{name} as it is, or set both.")
         if self.path == "kornia" and find_spec("kornia") is None:
             yield "augment.path=kornia needs the package kornia: pip install 'forge-switchboard[kornia]'."
-        yield from self.range_problems()
+        yield from self._problems_of_numbers()
 
-    def range_problems(self) -> Iterator[str]:
-        """What no model takes."""
+    def _problems_of_numbers(self) -> Iterator[str]:
+        """What is wrong whatever the model is."""
         if self.size < 1:
             yield f"augment.size={self.size}: at least 1 is wanted."
-        for name, least in (("mean", None), ("std", 0)):
-            values = getattr(self, name)
-            if len(values) != 3 or least is not None and min(values) <= least:
-                yield f"augment.{name}={values}: three numbers{' above 0' if least == 0 else ''} are wanted, one a colour."
-        for part in ("crop", "flip", "affine", "color"):
-            if not 0 <= getattr(self, part).p <= 1:
-                yield f"augment.{part}.p={getattr(self, part).p}: a probability, from 0 to 1, is wanted."
-        for name, values, most in (("crop.scale", self.crop.scale, 1.0), ("crop.ratio", self.crop.ratio, None),
-                                   ("affine.scale", self.affine.scale, None)):
-            if len(values) != 2 or not 0 < values[0] <= values[1] or most is not None and values[1] > most:
+        if len(self.mean) != 3:
+            yield f"augment.mean={self.mean}: three numbers are wanted, one a colour."
+        if len(self.std) != 3 or min(self.std) <= 0:
+            yield f"augment.std={self.std}: three numbers above 0 are wanted, one a colour."
+        crop, affine, color = self.crop, self.affine, self.color
+        for name, values, most in (("crop.scale", crop.scale, 1.0), ("crop.ratio", crop.ratio, math.inf),
+                                   ("affine.scale", affine.scale, math.inf)):
+            if len(values) != 2 or not 0 < values[0] <= values[1] <= most:
                 yield (f"augment.{name}={values}: [from, to] is wanted, above 0"
-                       f"{' and at most 1' if most is not None else ''}, the smaller first.")
-        for name, value, most in (("affine.degrees", self.affine.degrees, 180.0), ("color.hue", self.color.hue, 0.5),
-                                  ("affine.translate", self.affine.translate, 1.0),
-                                  ("affine.shear", self.affine.shear, 89.0)):
+                       f"{' and at most 1' if most == 1 else ''}, the smaller first.")
+        for name, value, most in (
+                ("crop.p", crop.p, 1.0), ("flip.p", self.flip.p, 1.0), ("affine.p", affine.p, 1.0),
+                ("color.p", color.p, 1.0), ("affine.degrees", affine.degrees, 180.0),
+                ("affine.translate", affine.translate, 1.0), ("affine.shear", affine.shear, 89.0),
+                ("color.brightness", color.brightness, math.inf), ("color.contrast", color.contrast, math.inf),
+                ("color.saturation", color.saturation, math.inf), ("color.hue", color.hue, 0.5)):
             if not 0 <= value <= most:
-                yield f"augment.{name}={value}: from 0 to {most:g} is wanted."
-        for name in ("brightness", "contrast", "saturation"):
-            if getattr(self.color, name) < 0:
-                yield f"augment.color.{name}={getattr(self.color, name)}: 0 or more is wanted."
+                yield f"augment.{name}={value}: {f'from 0 to {most:g}' if most < math.inf else '0 or more'} is wanted."
