@@ -107,6 +107,8 @@ def test_each_part_happens_as_often_as_it_should():
               "affine": (ours.angle != 0, 0.5), "color": (ours.hue != 0, 0.8)}
     for name, (happened, wanted) in shares.items():
         assert abs(happened.double().mean() - wanted) < 5 / (2 * math.sqrt(NUM)), name
+    together = torch.corrcoef(torch.stack([happened.double() for happened, _ in shares.values()]))
+    assert (together - torch.eye(4)).abs().max() < 5 / math.sqrt(NUM), "one says nothing of another"
     warped = ours.angle != 0
     assert all(((getattr(ours, name) != neutral) == warped).all()
                for name, neutral in (("right", 0), ("down", 0), ("scale", 1), ("shear", 0)))
