@@ -103,9 +103,9 @@ class Recipe:
                        f"which the model is evaluated: leave augment.{name} as it is, or set both.")
         if self.path == "kornia" and find_spec("kornia") is None:
             yield "augment.path=kornia needs the package kornia: pip install 'forge-switchboard[kornia]'."
-        yield from self._problems_of_numbers()
+        yield from self.number_problems()
 
-    def _problems_of_numbers(self) -> Iterator[str]:
+    def number_problems(self) -> Iterator[str]:
         """What is wrong whatever the model is."""
         if self.size < 1:
             yield f"augment.size={self.size}: at least 1 is wanted."
