@@ -192,8 +192,9 @@ def _unresolved(error: OmegaConfBaseException, composed: DictConfig) -> str:
     if wanted is None:
         return f"{key}: {said}"
     source, group = wanted.groups()
-    choice = (composed.get("choices") or {}).get(group, "")
-    return (f"{key} takes its value from {source}, which {group}={choice} does not have: choose another {group}, leave "
+    choice = (composed.get("choices") or {}).get(group)
+    which = f"{group}={choice}" if choice else f"this {group}"
+    return (f"{key} takes its value from {source}, which {which} does not have: choose another {group}, leave "
             f"{key.partition('.')[0]} at its default, or set {key}.")
 
 
