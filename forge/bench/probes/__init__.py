@@ -17,8 +17,18 @@ Row = dict[str, Any]
 
 def probe(driver: Driver, family: str, settings: dict[str, Any], allowed: tuple[str, ...]) -> list[Row]:
     """The rows of one family, on the devices of this arm; all ranks take part."""
-    from forge.bench.probes import (all_reduce, attention, augment, copy, experts, launch, loader, matmul, reading,
-                                    transfer)
+    from forge.bench.probes import (
+        all_reduce,
+        attention,
+        augment,
+        copy,
+        experts,
+        launch,
+        loader,
+        matmul,
+        reading,
+        transfer,
+    )
 
     if family in ("attention", "experts"):       # to load, which may lie outside forge
         options = {name: Path(folder) for name, folder in settings["options"].items()}
