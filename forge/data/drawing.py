@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.scenes import SIDE, Scene, Thing
+from forge.errors import UnusableEnvironment
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -25,9 +26,11 @@ Point = tuple[float, float]
 
 def rendered(scene: Scene, size: int, draw: Random) -> Image.Image:
     """The scene in a square of `size` pixels. `draw` says all that no question is about: places inside the cells,
-    shades, the ground."""
-    from PIL import Image, ImageDraw  # an optional dependency
-
+    shades, the ground. Raises UnusableEnvironment."""
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError:
+        raise UnusableEnvironment("Drawing pictures needs the package pillow: pip install pillow.") from None
     ground = draw.randint(*draw.choice(_GROUNDS))
     large = Image.new("RGB", (size * _FINER, size * _FINER), (ground, ground, ground))
     pen = ImageDraw.Draw(large)
