@@ -57,12 +57,14 @@ class Embedded:
 
     def open(self, split: Split) -> Source:
         folder = self._folder()
+        if not any((folder / split).glob("*.tar")):
+            raise UnusableEnvironment(f"{folder} holds no {split} shards: delete it, and it is made again.")
         try:
             source = self._shards(folder).open(split)
         except UnreadableError as error:
-            raise UnreadableError(f"{error} To have it made again, delete {folder}.") from None
+            raise UnreadableError(f"{error} If {folder} is damaged, delete it, and it is made again.") from None
         if self.kinds:
-            source.kinds = np.array(self.kinds)[source.others("kind")]
+            source.kinds = np.array(self.kinds)[source.column("kind")]
         return source
 
     def problems(self, config: Config) -> Iterator[str]:
