@@ -9,11 +9,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Split = Literal["train", "heldout"]
-Sample = dict[str, "Tensor"]        # "tokens" [length] int64; more fields in later data
+# "tokens" [length] int64. Of conversations also "trained" [length] bool: which tokens are predicted (absent: all), and
+# "pictures" [p, S, S, 3] uint8, in the order of their runs of placeholders among the tokens (absent: none).
+Sample = dict[str, "Tensor"]
 
 
 class Source(Protocol):
-    """Random access to the samples of one split. Can be sent to a worker process."""
+    """Random access to the samples of one split. Can be sent to a worker process.
+
+    A source whose samples must not be cut says so in `whole`. One whose samples may have pictures states their side in
+    `picture_size` (absent or None: it has none), the id of a placeholder in `picture_token`, and how many of these
+    stand for a picture in `tokens_per_picture`.
+    """
 
     lengths: np.ndarray             # [samples] int64: tokens in each sample
     fingerprint: str                # changes when the content or its order changes

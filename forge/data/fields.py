@@ -87,17 +87,17 @@ class Picture:
     max_pixels: int
 
     def refusal(self, seen: Seen) -> str | None:
-        return "empty picture" if seen.size == 0 else self._policy.refusal(seen.width, seen.height)
+        return "empty picture" if seen.size == 0 else self.policy.refusal(seen.width, seen.height)
 
     def decode(self, data: bytes) -> np.ndarray:
         """[height, width, 3] uint8."""
         try:
-            return decode(data, self._policy)
+            return decode(data, self.policy)
         except BadPicture as bad:
             raise BadField(bad.reason, str(bad)) from None
 
     @property
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
         return Policy(self.exif, self.alpha, self.max_pixels)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,11 +28,13 @@ class Samples:
 
     others: field -> its data; its size is -1 where a sample does not have it.
     streams: [samples] int32, which of the named sets of shards a sample is from.
+    numbers: [samples] int64, the place of each among all that were complete.
     """
 
     texts: Texts
     others: Mapping[str, Texts]
     streams: np.ndarray
+    numbers: np.ndarray
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -40,7 +42,15 @@ class Samples:
     def selected(self, chosen: np.ndarray) -> Samples:
         """chosen: [samples] bool."""
         return replace(self, texts=self.texts.selected(chosen), streams=self.streams[chosen],
+                       numbers=self.numbers[chosen],
                        others={name: of.selected(chosen) for name, of in self.others.items()})
+
+    def shown(self, names: Iterable[str]) -> Texts:
+        """The first of these fields that each sample has; its text, where it has none."""
+        shown = self.texts
+        for name in reversed([*names]):
+            shown = shown.but(self.others[name])
+        return shown
 
     @property
     def fingerprint(self) -> str:
@@ -80,7 +90,7 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
         say(f"{invalid:,} texts that are not UTF-8 are kept ({named_shards(dropped.shards)}); data.invalid_utf8=drop "
             "leaves them out.")
     columns = {name: _column(indices, of) for name, of in places.items()}
-    return Samples(columns.pop(""), columns, np.array(of_streams, np.int32))
+    return Samples(columns.pop(""), columns, np.array(of_streams, np.int32), np.arange(len(of_streams)))
 
 
 def _index(path: Location, number: int, dropped: Dropped, cache: Path) -> Index:
@@ -140,7 +150,7 @@ def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter
 
 
 def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
-    def gathered(columns: list[np.ndarray], absent: int, dtype: type) -> np.ndarray:
+    def gathered(columns: list[np.ndarray], absent: int | tuple[int, int], dtype: type) -> np.ndarray:
         return np.array([absent if member == _ABSENT else columns[shard][member] for shard, member in places], dtype)
 
     marks = gathered([index.marks for index in indices], 0, np.bool_)
@@ -148,7 +158,8 @@ def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
                  np.array([shard for shard, _ in places], np.int32),
                  gathered([index.offsets for index in indices], 0, np.int64),
                  gathered([index.sizes for index in indices], _ABSENT, np.int64) - 3 * marks,
-                 gathered([index.checksums for index in indices], 0, np.uint32), marks)
+                 gathered([index.checksums for index in indices], 0, np.uint32), marks,
+                 gathered([index.pictures for index in indices], (0, 0), np.int32).reshape(-1, 2))
 
 
 def _say_passed(index: Index, grouping: Grouping) -> None:
