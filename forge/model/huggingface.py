@@ -18,8 +18,8 @@ from forge.schema import structure
 
 ARCHITECTURES: dict[Family, str] = {
     "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "dots1": "Dots1ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM"}
+    "mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 
 # Families near those known, and what this decoder does not compute of them.
 _NEAR = {"qwen2_moe": "a gate on the shared expert", "deepseek_v2": "groups of experts judged by their best one",
@@ -59,10 +59,11 @@ def read_config(folder: Path) -> Settings:
 
 
 def decoder_of(settings: Settings, where: str) -> Decoder:
-    """The decoder, or vision-language model, that a config.json describes. Raises UnreadableError, naming `where`, where
-    there is none."""
+    """The decoder, or vision-language model, that a config.json describes. Raises UnreadableError, naming `where`,
+    where there is none."""
     try:
-        text, own, kind = settings, {}, Decoder
+        text, own = settings, Settings()
+        kind: type[Decoder] = Decoder
         if vision_families.is_vision(settings):
             text, own, kind = text_of(settings), vision_families.fields(settings), VLM
         mistakes = list(_not_computed(settings))

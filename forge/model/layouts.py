@@ -110,7 +110,7 @@ class Layout:
 def layouts(decoder: Decoder) -> list[Layout]:
     """The layouts a folder of this family may have, the one we write first."""
     if isinstance(decoder, VLM):
-        from forge.model import vision_layouts      # which places a decoder's tensors beside those of a tower
+        from forge.model import vision_layouts
 
         return vision_layouts.layouts(decoder)
     return of_text(decoder, "model.", HEAD)

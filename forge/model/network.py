@@ -39,7 +39,7 @@ class Network(nn.Module):
             self.head = nn.Linear(decoder.width, decoder.vocab_size, bias=False)
 
     def train(self, mode: bool = True) -> Network:
-        """What is frozen whole (optimizer.groups) stays in evaluation mode: it draws no dropout and remembers nothing."""
+        """What is frozen whole (optimizer.groups) stays in evaluation mode: no dropout is drawn, nothing remembered."""
         super().train(mode)
         for module in self.modules():
             parameters = list(module.parameters())
@@ -158,7 +158,8 @@ def initialised(decoder: Decoder, parts: Parts, kind: type[Network] = Network) -
         added = name.endswith(("attention.out.weight", "feed_forward.down.weight", "feed_forward.down",
                                "feed_forward.shared.down.weight"))
         if parameter.dim() >= 2:
-            nn.init.normal_(parameter, std=decoder.init_std / network.branches(name) ** 0.5 if added else decoder.init_std)
+            branches = network.branches(name) if added else 1
+            nn.init.normal_(parameter, std=decoder.init_std / branches**0.5)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return network

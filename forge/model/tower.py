@@ -29,7 +29,7 @@ class Tower(nn.Module):
             self.final_norm = parts.operators.norm(vision.width, "layer", vision.eps)
 
     def forward(self, pictures: Tensor, plan: Any, residual_dtype: torch.dtype | None) -> Tensor:
-        x = self.patch(cut(pictures, self.vision.patch_size).to(self.patch.weight.dtype))
+        x: Tensor = self.patch(cut(pictures, self.vision.patch_size).to(self.patch.weight.dtype))
         if self.vision.class_token:
             x = torch.cat([self.class_token.expand(len(x), 1, -1).to(x.dtype), x], dim=1)
         x = x + self.position_embedding.weight
@@ -55,7 +55,7 @@ class TowerBlock(nn.Module):
                 nn.Parameter(torch.full((vision.width,), vision.layer_scale)) for _ in range(2))
 
     def forward(self, x: Tensor, plan: Any) -> Tensor:
-        y = self.attention(self.attention_norm(x), plan)
+        y: Tensor = self.attention(self.attention_norm(x), plan)
         x = x + (y * self.attention_scale if self.scaled else y).to(x.dtype)
         y = self.feed_forward(self.feed_forward_norm(x))
         return x + (y * self.feed_forward_scale if self.scaled else y).to(x.dtype)
@@ -101,7 +101,7 @@ class Projector(nn.Module):
 def cut(pictures: Tensor, patch_size: int) -> Tensor:
     """[P, C, H, W] -> [P, patches, C * patch_size ** 2]: by channel, row and column, as a convolution's weight has
     them."""
-    tiles = pictures.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))      # [P, C, rows, r, columns, c]
+    tiles: Tensor = pictures.unflatten(3, (-1, patch_size)).unflatten(2, (-1, patch_size))      # [P, C, rows, r, columns, c]
     return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
@@ -112,6 +112,6 @@ def shuffle(x: Tensor, by: int, channels_first: bool) -> Tensor:
     (F.pixel_unshuffle, Eagle). They are the same numbers, and weights trained for the one are wrong for the other.
     """
     side = int(x.shape[1] ** 0.5)
-    tiles = x.unflatten(1, (side // by, by, side // by, by))                            # [P, rows, r, columns, c, C]
+    tiles: Tensor = x.unflatten(1, (side // by, by, side // by, by))                    # [P, rows, r, columns, c, C]
     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
     return tiles.permute(order).flatten(3).flatten(1, 2)

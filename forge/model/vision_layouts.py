@@ -39,7 +39,7 @@ def layouts(vlm: VLM) -> list[Layout]:
     """The one that we write first, as transformers 5 saves; then its names in memory, and those of older releases."""
     family = vlm.vision.family
     if family is None:
-        raise ConfigError("model.vision.family=null: no layout of Hugging Face has a place for this tower and projector.")
+        raise ConfigError("model.vision.family=null: no layout of Hugging Face has a place for such a model.")
     if family in ("idefics3", "smolvlm"):
         return list(_joined(vlm, "model.text_model.", HEAD, "model.vision_model.", "model.connector."))
     tower, older = "vision_tower.", "vision_tower.vision_model."
@@ -54,7 +54,7 @@ def _joined(vlm: VLM, text: str, head: str, tower: str, projector: str) -> Itera
     rules |= _projector(vlm.vision, projector)
     # SigLIP's pooling head, which no vision-language model uses, and the mask of InternVL's pretraining.
     unused = rf"{re.escape(tower)}(head\..*|embeddings\.(mask_token|position_ids))"
-    idle = {} if vlm.vision.final_norm or vlm.vision.family == "internvl" else {
+    idle: dict[str, Shape] = {} if vlm.vision.final_norm or vlm.vision.family == "internvl" else {
         f"{tower}post_layernorm.{kind}": (vlm.vision.width,) for kind in BOTH}
     for layout in of_text(vlm, text, head):
         yield Layout(layout.rules | rules, re.compile(f"{layout.surplus.pattern}|{unused}"), head, idle)

@@ -42,5 +42,5 @@ class VLM(Decoder):
         stated = getattr(getattr(config.data, "conversation", None), "tokens_per_picture", None)
         if stated is not None and stated != self.vision.tokens_per_picture:
             yield (f"data.conversation.tokens_per_picture={stated}, and the model makes "
-                   f"{self.vision.tokens_per_picture} of a picture ((model.vision.image_size / patch_size / shuffle)^2): "
-                   f"make it so.")
+                   f"{self.vision.tokens_per_picture} of a picture (the square of model.vision.image_size / patch_size "
+                   f"/ shuffle): make it so.")

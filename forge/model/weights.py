@@ -160,7 +160,8 @@ def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, 
 
     layout = min(layouts(decoder), key=lambda one: len(wanted_by(one).keys() - checkpoint.shapes.keys()))
     wanted, found = wanted_by(layout), checkpoint.shapes
-    left_over = {name for name in found.keys() - wanted.keys() - unread - layout.idle.keys() if not layout.surplus.fullmatch(name)}
+    left_over = {name for name in found.keys() - wanted.keys() - unread - layout.idle.keys()
+                 if not layout.surplus.fullmatch(name)}
     if decoder.tied and layout.head in left_over:
         left_over -= _equal_head(checkpoint, layout)
     common = wanted.keys() & found.keys()

@@ -79,8 +79,8 @@ def possible(shares: dict[str, float | None], peak: float, most: float = 1.0) ->
 
 def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
     """How the chosen options compute the model; None where one of them does not say what it executes, where weights
-    are frozen, where the model sees pictures, where some of unequal blocks are recomputed, or where compiled blocks with dropout recompute: what the
-    compiler then leaves out is its own."""
+    are frozen, where the model sees pictures, where some of unequal blocks are recomputed, or where compiled blocks
+    with dropout recompute: what the compiler then leaves out is its own."""
     attention: Executes | None = getattr(config.attention, "executes", None)
     repeats = getattr(config.checkpointing, "repeats", None)
     head_products = getattr(config.loss, "head_products", None)

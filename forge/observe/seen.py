@@ -13,7 +13,8 @@ class Seen:
 
     window: the model's, in tokens. tokens: B * T of each batch; targets: those of them that are trained on; padding:
     those that are no text. keys: that the tokens may look at, causally, in window and document, and of them those of
-    padding; pairs: B * T * T, hidden or not. pictures: that came with them. documents: whether any batch tells documents apart.
+    padding; pairs: B * T * T, hidden or not. pictures: that came with them. documents: whether any batch tells
+    documents apart.
     """
 
     def __init__(self, window: int | None) -> None:
