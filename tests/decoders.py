@@ -11,6 +11,7 @@ from forge.config import conf_dir
 from forge.loss.plain import Plain
 from forge.model import Parts
 from forge.model.decoder import Decoder, DenseFirst, Latent, Llama3Scaling, Rotary
+from forge.model.vlm import VLM
 from forge.moe_router.loop import Loop
 from forge.operators.native import Native
 from forge.schema import structure
@@ -21,9 +22,9 @@ def preset(name: str, *overrides: str) -> Decoder:
     with initialize_config_dir(conf_dir(), version_base="1.3"):
         composed = compose(overrides=[f"+model={name}", "+sequence_length=256", *overrides])
     values = OmegaConf.to_container(composed, resolve=True)["model"]
-    assert values.pop("_target_") == "forge.model.decoder.Decoder"
+    schema = {f"{kind.__module__}.{kind.__name__}": kind for kind in (Decoder, VLM)}[values.pop("_target_")]
     mistakes: list[str] = []
-    decoder = structure(Decoder, values, "model", mistakes)
+    decoder = structure(schema, values, "model", mistakes)
     assert decoder is not None, mistakes
     return decoder
 
@@ -45,6 +46,7 @@ SMALL = {
                     tied=True, family="gpt2"),
     "llama": replace(LLAMA, rotary=Rotary(10000.0, False, Llama3Scaling(8.0, 1.0, 4.0, 16))),
     "llama_tied_biased": replace(LLAMA, tied=True, biases=True),
+    "qwen3": replace(LLAMA, head_width=12, qk_norm="head", family="qwen3"),
     "mixtral": replace(LLAMA, routing=ROUTING, family="mixtral"),
     "mixtral_window": replace(LLAMA, routing=ROUTING, window=5, family="mixtral"),
     "olmoe": replace(LLAMA, routing=replace(ROUTING, normalize=False), qk_norm="width", clip_qkv=0.1, family="olmoe"),

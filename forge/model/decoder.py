@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from forge.config import Config
 
-Family = Literal["gpt2", "llama", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
+Family = Literal["gpt2", "llama", "qwen3", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
 QKNorm = Literal["none", "head", "width"]
 
 
@@ -119,13 +119,18 @@ class Decoder:
     weights: str | None
 
     def build(self, parts: Parts) -> nn.Module:
-        from forge.model.network import initialised
         from forge.model.weights import load_weights
 
-        network = initialised(self, parts)
+        network = self._drawn(parts)
         if self.weights is not None:
             load_weights(network, self, Path(self.weights))
         return network
+
+    def _drawn(self, parts: Parts) -> nn.Module:
+        """A network with random weights."""
+        from forge.model.network import initialised
+
+        return initialised(self, parts)
 
     @property
     def rotated_width(self) -> int:
