@@ -23,6 +23,9 @@ ELSEWHERE = {
     "comm.gradient_as_bucket_view": "between ranks only",
     "comm.static_graph": "between ranks only",
     "precision.reduce": "between ranks only",
+    "data.conversation.picture_token": "of a tokenizer.json: those of bytes need no names",
+    "data.conversation.turn_start": "the same",
+    "data.conversation.turn_end": "the same",
     "model.family": "whose layout weights are read and written in",
     "model.max_length": "rotary positions end nowhere: there it is only written down, as Decoder says",
 }
@@ -39,6 +42,9 @@ RUNS = {
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",
                "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
+    "conversation": ["batching=packed", "attention=eager", "model.vocab_size=259", "data.conversation={messages_field: "
+                     "null, picture_size: 8, tokens_per_picture: 4, max_tiles: 1, fit: squash, max_length: 32, "
+                     "picture_token: P, turn_start: S, turn_end: E}"],
     "packed": ["batching=packed", "attention=eager"],
     "tokens": ["data=tokens", "data.tokenizer=bytes", "batching=packed"],
     "bucketed": ["batching=bucketed", "batching.edges=[8,16]"],

@@ -50,7 +50,7 @@ def open_layout(samples: Samples, conversation: Conversation, tokenizer: Bytes |
     digest.update(b"bytes" if isinstance(tokenizer, Bytes) else tokenizer.files[0].read_bytes())
     digest.update(f"1 {template} {conversation.messages_field is None} {conversation.max_length} "
                   f"{conversation.picture_size} {conversation.max_tiles} {samples.texts.fingerprint}".encode())
-    columns = [samples.others[name] for name in pictures]
+    columns = [column for name in pictures for column in samples.columns(name)]
     for column in columns:
         digest.update(np.where(column.sizes[:, None] >= 0, column.sides, -1).astype("<i4").tobytes())
     folder = cache / "conversations" / digest.hexdigest()
@@ -150,7 +150,7 @@ class Conversations:
     def __init__(self, layout: Layout, samples: Samples, conversation: Conversation,
                  pictures: Mapping[str, Picture]) -> None:
         self._ids, self._numbers, self._texts = layout.ids, samples.numbers, samples.texts
-        self._pictures = [(samples.others[name], field) for name, field in pictures.items()]
+        self._pictures = [(column, field) for name, field in pictures.items() for column in samples.columns(name)]
         self._squares = conversation.squares
         self.lengths = layout.ids.lengths[samples.numbers]
         self.picture_size = conversation.picture_size if pictures else None

@@ -34,7 +34,8 @@ class BadField(Exception):
 
 
 class Field(Protocol):
-    """names: the fields of a sample that are taken for this, the first that is there ("jpg;jpeg;png").
+    """names: the fields of a sample that are taken for this, the first that is there ("jpg;jpeg;png"); of a
+    conversation's pictures also all that match ("img.*").
 
     required: a sample without it is dropped.
     """
@@ -64,6 +65,7 @@ class Text:
     names: str
     keep_empty: bool
     invalid_utf8: Literal["keep", "drop"]
+    setting: str = "data.text_field"        # which names it
     required = True
 
     def refusal(self, seen: Seen) -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 from forge.data.dropping import Dropped
 from forge.data.fields import Field, Seen, Text
 from forge.data.index import Index, open_index
-from forge.data.naming import Grouping, KeyDot, alternatives, first_of, samples
+from forge.data.naming import Grouping, KeyDot, alternatives, members_of, samples
 from forge.data.storage import Location, readable
 from forge.data.texts import Texts
 from forge.errors import ConfigError
@@ -26,7 +26,8 @@ _ABSENT = -1        # a member that a sample does not have
 class Samples:
     """Samples with a text and other fields, by position. Holds places, not data, and can be sent to a worker process.
 
-    others: field -> its data; its size is -1 where a sample does not have it.
+    others: field -> its data; its size is -1 where a sample does not have it. A field that is several members ("img.*")
+        is as many of these as any sample has, called "name[0]", "name[1]", ...
     streams: [samples] int32, which of the named sets of shards a sample is from.
     numbers: [samples] int64, the place of each among all that were complete.
     """
@@ -45,11 +46,15 @@ class Samples:
                        numbers=self.numbers[chosen],
                        others={name: of.selected(chosen) for name, of in self.others.items()})
 
+    def columns(self, name: str) -> list[Texts]:
+        """All that a field is."""
+        return [of for column, of in self.others.items() if column == name or column.startswith(f"{name}[")]
+
     def shown(self, names: Iterable[str]) -> Texts:
         """The first of these fields that each sample has; its text, where it has none."""
         shown = self.texts
-        for name in reversed([*names]):
-            shown = shown.but(self.others[name])
+        for column in reversed([column for name in names for column in self.columns(name)]):
+            shown = shown.but(column)
         return shown
 
     @property
@@ -71,7 +76,7 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
     where a shard cannot be read.
     """
     fields = {"": text, **others}
-    places: dict[str, list[tuple[int, int]]] = {name: [] for name in fields}
+    places: dict[str, list[tuple[int, int]]] = {name: [] for name, field in fields.items() if "*" not in field.names}
     indices: list[Index] = []
     of_streams: list[int] = []
     seen: Counter[str] = Counter()
@@ -80,17 +85,25 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
         for path in shards:
             indices.append(_index(path, len(indices), dropped, cache))
             for members in _complete(indices[-1], len(indices) - 1, fields, key_dot, dropped, seen):
-                of_streams.append(stream)
                 for name, member in members.items():
+                    _fill(places.setdefault(name, []), len(of_streams))
                     places[name].append((len(indices) - 1, member))
+                of_streams.append(stream)
     if not of_streams:
         _refuse(streams, text, seen, dropped)
+    for column in places.values():
+        _fill(column, len(of_streams))
     dropped.opened(len(of_streams))
     if invalid := sum(bool(indices[shard].characters[member] < 0) for shard, member in places[""]):
         say(f"{invalid:,} texts that are not UTF-8 are kept ({named_shards(dropped.shards)}); data.invalid_utf8=drop "
             "leaves them out.")
     columns = {name: _column(indices, of) for name, of in places.items()}
     return Samples(columns.pop(""), columns, np.array(of_streams, np.int32), np.arange(len(of_streams)))
+
+
+def _fill(column: list[tuple[int, int]], count: int) -> None:
+    """The samples that came since do not have this member."""
+    column += [(0, _ABSENT)] * (count - len(column))
 
 
 def _index(path: Location, number: int, dropped: Dropped, cache: Path) -> Index:
@@ -116,21 +129,23 @@ def _complete(index: Index, number: int, fields: Mapping[str, Field], key_dot: K
             continue
         members: dict[str, int] = {}
         for name, field in fields.items():
-            member = first_of(field.names, found)
-            why = _refusal(index, member, field)
+            of_field = members_of(field.names, found)
+            why = _refusal(index, of_field, field)
             if why is not None:
                 dropped.missed(number, why, start)
                 break
-            members[name] = _ABSENT if member is None else member
+            several = "*" in field.names
+            members |= {f"{name}[{place}]" if several else name: member for place, member in enumerate(of_field)}
         else:
             yield members
 
 
-def _refusal(index: Index, member: int | None, field: Field) -> str | None:
-    if member is None:
-        return f"a missing field {field.names}" if field.required else None
-    width, height = index.pictures[member].tolist()
-    return field.refusal(Seen(int(index.sizes[member]), int(index.characters[member]), width, height))
+def _refusal(index: Index, members: list[int], field: Field) -> str | None:
+    if not members and field.required:
+        return f"a missing field {field.names}"
+    seen = (Seen(int(index.sizes[member]), int(index.characters[member]), *index.pictures[member].tolist())
+            for member in members)
+    return next(filter(None, map(field.refusal, seen)), None)
 
 
 def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter[str], dropped: Dropped) -> None:
@@ -138,14 +153,14 @@ def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter
     named = named_shards([path for shards in streams.values() for path in shards])
     why = f" Dropped were {dropped.sentence()}." if dropped.counts else ""
     if not seen:
-        raise ConfigError(f"No sample in {named} has the field data.text_field={text.names}; they hold no samples."
+        raise ConfigError(f"No sample in {named} has the field {text.setting}={text.names}; they hold no samples."
                           f"{why}")
     if any(name in seen for name in alternatives(text.names)):
         raise ConfigError(f"No sample in {named} has all that it must have.{why}")
     listed = ", ".join(sorted(seen)[:12]) + (", ..." if len(seen) > 12 else "")
     dotted = [name for name in seen if name.rpartition(".")[2] in alternatives(text.names)]
     mend = (" These names have dots before the field: set data.key_dot=last." if dotted else "")
-    raise ConfigError(f"No sample in {named} has the field data.text_field={text.names}; their fields are {listed}."
+    raise ConfigError(f"No sample in {named} has the field {text.setting}={text.names}; their fields are {listed}."
                       f"{mend}")
 
 

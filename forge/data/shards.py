@@ -80,8 +80,9 @@ class Shards:
         streams = named_shards(self.heldout, "data.heldout") if own else named_shards(self.train, "data.train")
         dropped = Dropped([path for shards in streams.values() for path in shards],
                           Bound(self.max_bad, self.bad_floor))
-        text = Text(self._text_names, self.keep_empty, self.invalid_utf8)
-        samples = open_samples(streams, text, self._others(), self.key_dot, dropped, cache)
+        samples = open_samples(streams, self._text(), self._others(), self.key_dot, dropped, cache)
+        if not own:
+            self._require_pictures(samples)
         samples, tokens = self._tokens(samples, dropped, cache, split if self.heldout is None else None)
         reading = self._reading(samples, list(streams), split)
         return SampleSource(samples, tokens, self._decoded(), reading, dropped)
@@ -135,21 +136,25 @@ class Shards:
 
     def _problems_of_fields(self) -> Iterator[str]:
         for name in self._others():
-            if name in ("tokens", "targets", "documents", "positions", "lengths"):
+            if name in ("tokens", "targets", "documents", "positions", "lengths", "trained", "pictures"):
                 yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
         if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
             yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
         for name, label in (self.labels or {}).items():
             if label.classes < 1:
                 yield f"data.labels.{name}.classes={label.classes}: at least 1 is wanted"
+        for name, field in self._decoded().items():
+            if "*" in field.names:
+                yield f"the field {name} cannot be all of {field.names}: several pictures are for data.conversation"
         for name, picture in (self.pictures or {}).items():
             if picture.max_pixels < 1:
                 yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
 
-    @property
-    def _text_names(self) -> str:
-        asked = None if self.conversation is None else self.conversation.messages_field
-        return self.text_field if asked is None else asked
+    def _text(self) -> Text:
+        messages = None if self.conversation is None else self.conversation.messages_field
+        if messages is None:
+            return Text(self.text_field, self.keep_empty, self.invalid_utf8)
+        return Text(messages, self.keep_empty, self.invalid_utf8, "data.conversation.messages_field")
 
     def _decoded(self) -> dict[str, Field]:
         """The fields that a sample has beside its tokens. Pictures of a conversation come with these."""
@@ -166,6 +171,13 @@ class Shards:
                                   "out of both.")
         weights = None if wanted is None else tuple(wanted[name] for name in names)
         return Reading(samples.texts.shards, samples.streams, weights, self.shuffle_shards)
+
+    def _require_pictures(self, samples: Samples) -> None:
+        for name, picture in (self.pictures or {}).items() if self.conversation is not None else ():
+            if not any((column.sizes >= 0).any() for column in samples.columns(name)):
+                raise ConfigError(f"No sample in data.train={self.train} has data.pictures.{name}.names="
+                                  f"{picture.names}: name fields that they have (`python -m forge.shards info PATH` "
+                                  f"lists them), or leave {name} out.")
 
     def _on(self, side: Split | None, samples: Samples) -> Samples:
         if side is None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Heldout:
     """every: updates between evaluations; 0: only at the end. batches: micro-batches of each rank, at most; the same
-    ones each time. baseline: at the end, count byte trigrams for comparison (data of bytes only). sample: at the
-    end, write so many tokens after `prompt`; 0: none."""
+    ones each time. baseline: at the end, count byte trigrams for comparison (data of bytes only, and not of
+    conversations). sample: at the end, write so many tokens after `prompt`; 0: none."""
 
     every: int
     batches: int
@@ -49,7 +49,8 @@ class HeldoutObserver(Judging):
         """The trigram model's loss is the first rank's to count."""
         config = self.run.config
         facts: dict[str, Any] = {}
-        if self.settings.baseline and config.data.tokenizer == "bytes" and self.run.topology.is_first:
+        all_bytes = config.data.tokenizer == "bytes" and not getattr(self.judge.source, "whole", False)
+        if self.settings.baseline and all_bytes and self.run.topology.is_first:
             from forge.data.trigram import heldout_loss as trigram_loss
 
             facts["loss_trigram"] = trigram_loss(config.data.open("train"), self.judge.source)
