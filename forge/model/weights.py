@@ -23,7 +23,8 @@ from forge.notes import say
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json",
+                   "preprocessor_config.json", "processor_config.json")
 _REMEMBERED = tuple(f".feed_forward.{name}" for name in Memory._fields)        # by a mixture of experts
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
