@@ -27,7 +27,7 @@ ELSEWHERE = {
     "model.max_length": "rotary positions end nowhere: there it is only written down, as Decoder says",
 }
 # What latent attention knows not: other values than none are refused with it, see Decoder.problems.
-WITHOUT_LATENT = {"model.qk_norm", "model.clip_qkv"}
+WITHOUT_LATENT = {"model.qk_norm", "model.clip_qkv", "model.attention_gate"}
 LINE = ["steps=3", "evaluation=heldout", "evaluation.every=1", "snapshot=inline", "tracker=[console,tensorboard]",
         "data.heldout=null"]
 RUNS = {
@@ -39,6 +39,7 @@ RUNS = {
     "muon": ["optimizer=muon", "model.routing.balance=bias"],
     "latent": ["model.latent={q_rank: 24, kv_rank: 20, rotary_width: 8, value_width: 8, eps: 1.0e-6}",
                "model.dense_first={layers: 1, hidden: 48}", "model.rotary.interleaved=true", "operators=handwritten"],
+    "gated": ["model.attention_gate=element", "operators=fused"],
     "packed": ["batching=packed", "attention=eager"],
     "tokens": ["data=tokens", "data.tokenizer=bytes", "batching=packed"],
     "bucketed": ["batching=bucketed", "batching.edges=[8,16]"],
