@@ -51,7 +51,8 @@ def _step(network, batch, scale=None):
     ("moe_tiny", 1.905792), ("gpt2_124m", 124.439808), ("gpt2_350m", 354.823168), ("gpt2_774m", 774.030080),
     ("gpt2_1558m", 1557.611200), ("llama_160m", 160.058112), ("llama_1b", 1235.814400), ("llama_8b", 8030.261248),
     ("mixtral_8x7b", 46702.792704), ("olmoe_1b_7b", 6919.161856), ("qwen3_30b_a3b", 30532.122624),
-    ("moonlight_16b_a3b", 15960.108544), ("dots1_142b_a14b", 142774.373888), ("deepseek_v3", 671026.404352)])
+    ("moonlight_16b_a3b", 15960.108544), ("dots1_142b_a14b", 142774.373888), ("deepseek_v3", 671026.404352),
+    ("vlm_tiny", 0.983456), ("vlm_222m", 222.082176), ("vlm_460m", 460.113984), ("vlm_gr00t", 1542.630128)])
 def test_presets_have_as_many_weights_as_the_released_models(name, millions):
     with torch.device("meta"):
         network = preset(name).build(parts(moe_router=Sorted()))
