@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"        # spinning threads make small steps t
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# What a shell starts in the background ignores these, and so would all that the tests start and send them to.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 TINY = ["hardware=cpu", "model.width=32", "model.layers=2", "model.heads=2", "model.kv_heads=2", "model.head_width=16",
         "model.hidden=32", "model.routing.num_experts=4", "sequence_length=32", "global_batch=12", "micro_batch=4",
