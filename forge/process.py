@@ -69,7 +69,8 @@ def outlive_terminal() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, without the exit hooks: after an error they wait for collectives that never end."""
+    """End this process at once, without the exit hooks: after an error they wait for collectives that never end, and
+    after none, a thread of torch's that is still there now and then aborts a process that had done its work."""
     for child in multiprocessing.active_children():
         child.kill()
     logging.shutdown()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forge.config import Config, check, load
 from forge.errors import Exit
-from forge.failure import ENDED_WELL, FirstFailure
+from forge.failure import FirstFailure
 from forge.process import die_with_parent, leave, log_threads, log_to, outlive_terminal, rank
 from forge.stopping import Stopping
 from forge.words import packages, split
@@ -26,10 +26,7 @@ def main() -> None:
     die_with_parent()
     outlive_terminal()
     log_threads()
-    code = work(run_dir, packages(own), stopping)
-    if code not in ENDED_WELL:
-        leave(code)
-    sys.exit(code)
+    leave(work(run_dir, packages(own), stopping))
 
 
 def work(run_dir: Path, allowed: tuple[str, ...], stopping: Stopping) -> Exit:

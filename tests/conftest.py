@@ -6,6 +6,7 @@ os.environ["OMP_NUM_THREADS"] = "1"        # spinning threads make small steps t
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# What a shell starts in the background ignores these, and so would all that the tests start and send them to.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 TINY = ["hardware=cpu", "model.width=32", "model.layers=2", "model.heads=2", "model.kv_heads=2", "model.head_width=16",
         "model.hidden=32", "model.routing.num_experts=4", "sequence_length=32", "global_batch=12", "micro_batch=4",
@@ -92,6 +98,12 @@ def composed(*overrides: str):
         return compose("train", list(overrides))
 
 
+def tiny(overrides) -> list[str]:
+    """TINY and these, for models with experts and without."""
+    dense = any(word.startswith("model=vlm") for word in overrides)
+    return [*(word for word in TINY if not (dense and word.startswith("model.routing."))), *overrides]
+
+
 def train_here(run_dir: Path, *overrides: str) -> Finished:
     """One run of one process, inside this one: no start-up to pay."""
     from forge.config import check, realise
@@ -99,7 +111,7 @@ def train_here(run_dir: Path, *overrides: str) -> Finished:
     from forge.stopping import Stopping
     from forge.worker import work
 
-    settings = composed(*TINY, *overrides, f"run_dir={run_dir}")
+    settings = composed(*tiny(overrides), f"run_dir={run_dir}")
     check(realise(settings))
     freeze(settings, run_dir)
     code = work(run_dir, (), Stopping())

@@ -36,7 +36,8 @@ def parts(**changes) -> Parts:
 LLAMA = Decoder(
     vocab_size=61, width=32, layers=2, heads=4, kv_heads=2, head_width=8, hidden=48, norm="rms", eps=1e-5,
     rotary=Rotary(10000.0, False, None), max_length=64, activation="swiglu", biases=False, fused_qkv=True,
-    qk_norm="none", clip_qkv=None, window=None, latent=None, tied=False, dropout=0.0, init_std=0.02, routing=None,
+    qk_norm="none", clip_qkv=None, attention_gate="none",
+    window=None, latent=None, tied=False, dropout=0.0, init_std=0.02, routing=None,
     dense_first=None, family="llama", weights=None)
 ROUTING = routing(num_experts=5, normalize=True)
 SIGMOID = routing(num_experts=6, top_k=3, score="sigmoid", normalize=True, scale=2.5, num_groups=3, top_groups=2,
@@ -55,4 +56,9 @@ SMALL = {
     "deepseek_v3": replace(LLAMA, kv_heads=4, head_width=12, rotary=Rotary(10000.0, True, None), hidden=20,
                            latent=Latent(24, 20, 4, 8, 1e-6), routing=SIGMOID, dense_first=DenseFirst(1, 48),
                            family="deepseek_v3"),
+}
+# And those that no family of Hugging Face has a layout for.
+EVERY = SMALL | {
+    "gated": replace(LLAMA, attention_gate="head"),
+    "gated_each": replace(LLAMA, attention_gate="element", fused_qkv=False),
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forge.bench.session import Session
     from forge.bench.trial import Trial
 
-Family = Literal["matmul", "copy", "transfer", "attention", "launch", "loader", "all_reduce"]
+Family = Literal["matmul", "copy", "transfer", "attention", "launch", "loader", "tar", "decoding", "all_reduce"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Micro:
 
     shapes: products of this model, those with the most operations. square_sizes: of large square products.
     copy_mb: of copies, in 10^6 bytes. dropouts: of attention. all_reduce_bytes: sizes. updates: that the loader reads.
+    shard_mb: in a shard that is read, in 10^6 bytes.
     """
 
     families: list[Family]
@@ -35,9 +36,10 @@ class Micro:
     dropouts: list[float]
     all_reduce_bytes: list[int]
     updates: int
+    shard_mb: int
 
     def problems(self) -> Iterator[str]:
-        for name in ("shapes", "updates"):
+        for name in ("shapes", "updates", "shard_mb"):
             if getattr(self, name) < 1:
                 yield f"bench.{name}={getattr(self, name)}: at least 1 is wanted."
         for name in ("seconds", "patience"):

@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -17,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forge.data.checksums import crc32
 from forge.data.disk import replacing
 from forge.data.headers import BadPicture, read_header
 from forge.data.storage import File, Location, beside, open_file, opened, status
@@ -128,7 +128,7 @@ def checksum(file: File, member: Member) -> int:
     """CRC-32 of a member's data, as it is on the disk now."""
     value = 0
     for chunk in _chunks(file, member):
-        value = zlib.crc32(chunk, value)
+        value = crc32(chunk, value)
     return value
 
 
@@ -143,7 +143,7 @@ def _read(file: File, member: Member) -> _Seen:
     value, text, first = 0, _Text(), b""
     for chunk in _chunks(file, member):
         first = first or chunk
-        value = zlib.crc32(chunk, value)
+        value = crc32(chunk, value)
         text.add(chunk)
     return _Seen(value, text.characters(), first.startswith(codecs.BOM_UTF8), _picture_size(file, member, first))
 

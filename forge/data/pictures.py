@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from forge.data.checksums import crc32
 from forge.data.headers import BadPicture, Header, header_of
 from forge.errors import UnusableEnvironment
 from forge.notes import say
@@ -113,7 +113,7 @@ def _check_png(data: bytes) -> None:
     while at + 12 <= len(data):
         end = at + 8 + int.from_bytes(data[at:at + 4], "big")
         needed = not data[at + 4] & 0x20
-        if needed and end + 4 <= len(data) and zlib.crc32(data[at + 4:end]) != int.from_bytes(data[end:end + 4], "big"):
+        if needed and end + 4 <= len(data) and crc32(data[at + 4:end]) != int.from_bytes(data[end:end + 4], "big"):
             raise BadPicture("damaged picture", f"checksum of a chunk at byte {at}")
         at = end + 4
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from forge.data.checksums import crc32
 from forge.data.dropping import BadSample, Bound, Dropped
 from forge.data.storage import Location, shared_file
 
@@ -46,7 +46,7 @@ class Texts:
         except OSError as error:
             raise BadSample(shard, "an error in reading",
                             f"Cannot read {self.place(index)} ({error.strerror or error}).") from error
-        if zlib.crc32(data) != self.checksums[index]:
+        if crc32(data) != self.checksums[index]:
             raise BadSample(shard, "a change since it was indexed",
                             f"{self.place(index)}: the data here are not what they were when the shard was indexed: "
                             "the shard changed, or its disk is failing. Fetch or make the shard again.")

@@ -28,7 +28,8 @@ BOTH_WAYS = 3           # backward is two products for each of forward: the grad
 class Forward:
     """One forward pass, per token, over all layers.
 
-    projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
+    projections: to queries, keys, values and gates, and out of attention.
+    gate: scores of all experts; 0 in dense models.
     up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
     dense_down: of `down`, the part in blocks without experts.
     head: logits. scores_per_key, values_per_key: product with a key, and its share of the weighted sum of values, for
@@ -82,7 +83,8 @@ def _projections(decoder: Decoder) -> float:
     """Of one layer."""
     queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
     if decoder.latent is None:
-        return 2.0 * decoder.width * (2 * queries + 2 * keys)
+        gates = {"none": 0, "head": decoder.heads, "element": queries}[decoder.attention_gate]
+        return 2.0 * decoder.width * (2 * queries + 2 * keys + gates)
     latent = decoder.latent
     to_queries = decoder.width * queries if latent.q_rank is None else latent.q_rank * (decoder.width + queries)
     plain_keys = decoder.heads * (decoder.head_width - latent.rotary_width)

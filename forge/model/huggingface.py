@@ -74,8 +74,8 @@ def decoder_of(settings: Settings, where: str) -> Decoder:
         raise UnreadableError(f"{where} does not state {error.args[0]}.") from None
     except (TypeError, AttributeError, ZeroDivisionError) as error:
         raise UnreadableError(f"{where} does not fit: {error}.") from None
-    decoder: Decoder | None = structure(
-        kind, {**fields, "fused_qkv": True, "family": text["model_type"], "weights": None}, where, mistakes)
+    fields |= {"fused_qkv": True, "attention_gate": "none", "family": text["model_type"], "weights": None}
+    decoder: Decoder | None = structure(kind, fields, where, mistakes)
     if decoder is None:
         raise UnreadableError(f"{where} does not fit: {' '.join(mistakes)}")
     return decoder

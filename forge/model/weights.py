@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from forge.errors import ConfigError, UnreadableError, UnusableEnvironment
 from forge.model.decoder import Decoder
-from forge.model.huggingface import disagreements, predictors, read_config, settings_of, text_of
+from forge.model.huggingface import disagreements, predictors, read_config, settings_of
 from forge.model.layouts import BIAS, Layout, Shape, layouts
 from forge.model.vision_families import is_vision
 from forge.moe_router.memory import Memory
@@ -23,7 +23,8 @@ from forge.notes import say
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json",
+                   "preprocessor_config.json", "processor_config.json")
 _REMEMBERED = tuple(f".feed_forward.{name}" for name in Memory._fields)        # by a mixture of experts
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
@@ -85,9 +86,10 @@ def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, bes
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a folder that is not.")
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.") if weights else "float32"
-    settings |= {"torch_dtype": dtype, **_special_tokens(beside.get("config.json"))}
+    stated = read_config(beside["config.json"].parent) if "config.json" in beside else {}
+    settings |= {"torch_dtype": dtype, **_special_tokens(stated)}
     if is_vision(settings):
-        settings["text_config"] |= _special_tokens(beside.get("config.json"))
+        settings["text_config"] |= _special_tokens(stated.get("text_config", {}))
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -241,8 +243,7 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
 
 
-def _special_tokens(config: Path | None) -> dict[str, Any]:
+def _special_tokens(stated: dict[str, Any]) -> dict[str, Any]:
     """Ids of the tokens that begin, end and pad a text. None rather than the defaults of transformers, which are those
     of one vocabulary."""
-    stated = {} if config is None else text_of(read_config(config.parent))
     return {name: stated.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config import Config, load
 from forge.errors import Exit
-from forge.failure import ENDED_WELL, FirstFailure
+from forge.failure import FirstFailure
 from forge.process import die_with_parent, leave, log_to, outlive_terminal, rank
 from forge.stopping import SIGNALS
 from forge.verify.job import Job, read_jobs
@@ -39,10 +39,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     die_with_parent()
     outlive_terminal()
-    code = work(Path(rest[0]), packages(own))
-    if code not in ENDED_WELL:
-        leave(code)
-    sys.exit(code)
+    leave(work(Path(rest[0]), packages(own)))
 
 
 def _stop(number: int, frame: Any) -> None:

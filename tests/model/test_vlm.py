@@ -2,22 +2,28 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import composed
 from decoders import parts
+from omegaconf import OmegaConf
 from pictures import ORDERS, VISION, batch_of, error, small
 from torch.utils.flop_counter import FlopCounterMode
 
+from forge.attention.limits import head_width
 from forge.attention.sdpa import SDPA
 from forge.batch import Batch
 from forge.checkpointing.full import Full
+from forge.config import option_of
 from forge.model.flops import convention
 from forge.model.tower import cut, shuffle
 from forge.model.vlm_network import placed
 from forge.optimizer import Group
 from forge.optimizer.groups import freeze
+from forge.precision import Precision
 
 UNIT = 2.0**-24
 ALL = pytest.mark.parametrize("order", ORDERS)
@@ -170,6 +176,29 @@ def test_compute_is_one_graph():
         assert all(map(torch.equal, [network.logits(batch), *gradients(network, batch).values()], wanted))
 
 
+@pytest.mark.parametrize("words", [["bf16"], ["bf16", "precision.scope=blocks"], ["bf16_pure"], ["bf16_master"],
+                                   ["fp8"]], ids=str)
+def test_every_precision_computes_it(words):
+    """Within the rounding of bfloat16, 2**-8 of a loss that is a mean of terms near it."""
+    for order in ("eagle", "internvl"):
+        vlm = small(order)
+        precision = option_of("precision", Precision, OmegaConf.to_container(
+            composed(f"precision={words[0]}", *words[1:]).precision))
+        plain, network = build(vlm), precision.convert(build(vlm, attention=SDPA()))
+        batch = batch_of(vlm, size=8)
+        with precision.autocast(torch.device("cpu")):
+            found = gradients(network, batch)
+        assert all(torch.isfinite(gradient).all() for gradient in found.values())
+        assert error(found["loss"].float(), gradients(plain, batch)["loss"]) <= 2.0**-8
+
+
+def test_attention_kernels_take_the_towers_heads_or_say_so():
+    wide = small(vision=replace(VISION, width=24, heads=2))
+    config = SimpleNamespace(model=wide, hardware=SimpleNamespace(device="cuda"))
+    assert "model.vision.width over heads is 12" in "".join(head_width("cudnn", config, most=128, multiple=8))
+    assert not list(head_width("cudnn", SimpleNamespace(model=small(), hardware=config.hardware), 128, 8))
+
+
 @ALL
 def test_the_operations_of_a_picture_are_what_a_counter_counts(order):
     """Forward, where the counter sees the products that the formula counts, and no gradient of pixels."""
@@ -202,16 +231,12 @@ def test_weights_begin_by_the_depth_they_are_added_at():
     ({"vision": replace(VISION, layers=0)}, "model.vision.layers=0: at least 1"),
     ({"vision": replace(VISION, family="llava"), "weights": "nowhere"}, "nowhere is not a Hugging Face folder")])
 def test_bad_settings_are_said(changes, said):
-    from types import SimpleNamespace
-
     config = SimpleNamespace(sequence_length=16, data=SimpleNamespace(conversation=None))
     with pytest.raises(AssertionError, match=said):
         raise AssertionError("\n".join(small(**changes).problems(config)))
 
 
 def test_a_conversation_with_other_places_is_refused():
-    from types import SimpleNamespace
-
     config = SimpleNamespace(sequence_length=16, data=SimpleNamespace(
         conversation=SimpleNamespace(tokens_per_picture=9)))
     assert "tokens_per_picture=9, and the model makes 4" in "".join(small().problems(config))
