@@ -94,7 +94,8 @@ def test_no_option_needs_torch_to_be_checked():
 def test_nothing_but_a_kernel_needs_triton():
     """It is no dependency: PyTorch brings it along where it has a use for it."""
     folder = Path(forge.__file__).parent
-    kernels = {"adamw", "choice", "combine", "cross_entropy", "gelu_norm", "grouped", "placement", "weight_gradient"}
+    kernels = {"adamw", "choice", "combine", "cross_entropy", "gated", "gelu_norm", "grouped", "placement",
+               "weight_gradient"}
     names = [".".join(("forge", *file.relative_to(folder).with_suffix("").parts)) for file in folder.rglob("*.py")]
     assert kernels == {name.rpartition(".")[2] for name in names if "triton.jit" in _source(folder, name)}
     modules = [name.removesuffix(".__init__") for name in names

@@ -19,7 +19,7 @@ class Source(Protocol):
 
     A source whose samples must not be cut says so in `whole`. One whose samples may have pictures states their side in
     `picture_size` (absent or None: it has none), the id of a placeholder in `picture_token`, and how many of these
-    stand for a picture in `tokens_per_picture`.
+    stand for a picture in `tokens_per_picture`. One with questions of several kinds names each sample's in `kinds`.
     """
 
     lengths: np.ndarray             # [samples] int64: tokens in each sample

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from forge.data import Source, Split
+from forge.data import Split
 from forge.data.conversation import Conversation
 from forge.data.disk import cache_folder
 from forge.data.dropping import Bound, Dropped
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from forge.config import Config
     from forge.data.conversations import Conversations
-    from forge.data.source import ByteSource, TokenSource
+    from forge.data.source import ByteSource, SampleSource, TokenSource
 
 _Named = str | dict[str, str] | None
 
@@ -72,7 +72,7 @@ class Shards:
     bad_floor: int
     cache: str | None
 
-    def open(self, split: Split) -> Source:
+    def open(self, split: Split) -> SampleSource:
         from forge.data.source import SampleSource  # here, because it imports torch
 
         cache = cache_folder(self.cache)

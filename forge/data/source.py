@@ -44,6 +44,8 @@ class SampleSource:
     nothing in it trained on. Which one depends on the data alone, so all ranks and workers keep their plan.
     """
 
+    kinds: np.ndarray | None = None
+
     def __init__(self, samples: Samples, tokens: ByteSource | TokenSource | Conversations, fields: Mapping[str, Field],
                  reading: Reading, dropped: Dropped) -> None:
         self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
@@ -76,6 +78,11 @@ class SampleSource:
         if isinstance(self._tokens, Conversations):
             return self._tokens.blank(index)
         raise UnreadableError(f"{_MOST_TRIES} samples that could take the place of a bad one are bad as well. {last}")
+
+    def column(self, name: str) -> np.ndarray:
+        """[samples, ...]: one of the other fields of all samples, which each of them must have. Raises BadField."""
+        column = self._samples.others[name]
+        return np.stack([self._fields[name].decode(column[index]) for index in range(len(self))])
 
     def _in_turn(self, index: int) -> Iterator[int]:
         """A sample, and those that may take its place."""

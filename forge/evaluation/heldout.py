@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forge.evaluation.judging import Judging, problems_of
 from forge.notes import say
-from forge.observe import Request
 from forge.observe.sampling import SAMPLING, continue_text
 
 if TYPE_CHECKING:
     from forge.config import Config
     from forge.run import Run
-    from forge.trainer import Step
 
 
 @dataclass(frozen=True)
@@ -29,37 +28,25 @@ class Heldout:
     prompt: str
 
     def problems(self, config: Config) -> Iterator[str]:
-        if self.batches < 1:
-            yield f"evaluation.batches={self.batches}: at least 1 is wanted, or evaluation=none."
-        for name in ("every", "sample"):
-            if getattr(self, name) < 0:
-                yield f"evaluation.{name}={getattr(self, name)}: 0 or more is wanted."
+        yield from problems_of(self.every, self.batches)
+        if self.sample < 0:
+            yield f"evaluation.sample={self.sample}: 0 or more is wanted."
 
     def build(self, run: Run) -> HeldoutObserver:
         return HeldoutObserver(self, run)
 
 
-class HeldoutObserver:
+class HeldoutObserver(Judging):
     def __init__(self, settings: Heldout, run: Run) -> None:
-        from forge.observe.evaluate import Judge
+        super().__init__(run, settings.every)
+        self.settings = settings
 
-        self.settings, self.run = settings, run
-        self.judge = Judge.of(run.config, run.topology, "heldout")
-        self.facts: dict[str, Any] = {"loss_heldout": None}
+    def figures(self) -> dict[str, float]:
+        loss, _ = self.judge.mean_loss(self.run.model, self.settings.batches)
+        return {"loss_heldout": loss}
 
-    def __call__(self, step: Step) -> Request | None:
-        finished = step.last and Request.STOP not in step.agreed
-        due = self.settings.every > 0 and step.number % self.settings.every == 0
-        if finished or due:
-            with self.run.phases.pause():
-                loss, _ = self.judge.mean_loss(self.run.model, self.settings.batches)
-                self.run.ledger.note(step.number, loss_heldout=loss)
-                if finished:
-                    self.facts = {"loss_heldout": loss} | self._closing()
-        return None
-
-    def _closing(self) -> dict[str, Any]:
-        """What is shown once, at the end of the run, by the first rank. All ranks call it."""
+    def closing(self) -> dict[str, Any]:
+        """The trigram model's loss is the first rank's to count."""
         config = self.run.config
         facts: dict[str, Any] = {}
         all_bytes = config.data.tokenizer == "bytes" and not getattr(self.judge.source, "whole", False)
@@ -73,6 +60,3 @@ class HeldoutObserver:
             facts["sample"] = continue_text(self.run.model, config, self.run.topology.device, self.settings.prompt,
                                             self.settings.sample, seed=config.seed, **SAMPLING)
         return facts
-
-    def result(self) -> dict[str, Any]:
-        return self.facts
