@@ -102,7 +102,7 @@ def cut(pictures: Tensor, patch_size: int) -> Tensor:
     """[P, C, H, W] -> [P, patches, C * patch_size ** 2]: by channel, row and column, as a convolution's weight has
     them."""
     rows: Tensor = pictures.unflatten(2, (-1, patch_size))
-    tiles = rows.unflatten(4, (-1, patch_size))                                         # [P, C, rows, r, columns, c]
+    tiles: Tensor = rows.unflatten(4, (-1, patch_size))                                 # [P, C, rows, r, columns, c]
     return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 

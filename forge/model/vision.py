@@ -47,7 +47,7 @@ class Vision:
 
     @property
     def patches_per_side(self) -> int:
-        return self.image_size // self.patch_size
+        return self.image_size // max(1, self.patch_size)       # other parts ask before `problems` is heard
 
     @property
     def length(self) -> int:
@@ -57,7 +57,7 @@ class Vision:
     @property
     def tokens_per_picture(self) -> int:
         """Tokens in the decoder."""
-        return (self.patches_per_side // self.shuffle) ** 2
+        return (self.patches_per_side // max(1, self.shuffle)) ** 2
 
     def problems(self) -> Iterator[str]:
         for name in ("image_size", "patch_size", "width", "layers", "heads", "hidden", "shuffle"):

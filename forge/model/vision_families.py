@@ -60,7 +60,7 @@ def fields(settings: Settings) -> Settings:
         "width": tower["hidden_size"], "layers": tower["num_hidden_layers"], "heads": tower["num_attention_heads"],
         "hidden": tower["intermediate_size"], "eps": tower.get("layer_norm_eps", 1e-6),
         "activation": _GELUS.get(name, name), "biases": tower.get("attention_bias", False) if own else True,
-        "class_token": own, "layer_scale": tower.get("layer_scale_init_value", 0.1) if own else None,
+        "class_token": own, "layer_scale": (tower.get("layer_scale_init_value") or 0.1) if own else None,
         # What LLaVA reads of layer -1 is what the last block gives.
         "final_norm": not tower.get("use_mean_pooling", True) if own else family != "llava", "mean": mean, "std": std,
         "shuffle": shuffle, "order": {"llava": "llava", "internvl": "internvl"}.get(family, "idefics"),

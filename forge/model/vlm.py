@@ -39,8 +39,3 @@ class VLM(Decoder):
         if not 0 <= self.picture_token < self.vocab_size:
             yield (f"model.picture_token={self.picture_token} is no token of model.vocab_size={self.vocab_size}: raise "
                    f"vocab_size, or name the id that stands for pictures.")
-        stated = getattr(getattr(config.data, "conversation", None), "tokens_per_picture", None)
-        if stated is not None and stated != self.vision.tokens_per_picture:
-            yield (f"data.conversation.tokens_per_picture={stated}, and the model makes "
-                   f"{self.vision.tokens_per_picture} of a picture (the square of model.vision.image_size / patch_size "
-                   f"/ shuffle): make it so.")

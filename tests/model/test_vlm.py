@@ -236,12 +236,6 @@ def test_bad_settings_are_said(changes, said):
         raise AssertionError("\n".join(small(**changes).problems(config)))
 
 
-def test_a_conversation_with_other_places_is_refused():
-    config = SimpleNamespace(sequence_length=16, data=SimpleNamespace(
-        conversation=SimpleNamespace(tokens_per_picture=9)))
-    assert "tokens_per_picture=9, and the model makes 4" in "".join(small().problems(config))
-
-
 def test_augmented_pictures_of_another_size_are_refused():
     batch = batch_of(small())
     wrong = replace(batch, tensors=batch.tensors | {"pictures": torch.zeros(3, 3, 16, 16)})
