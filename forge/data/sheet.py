@@ -15,7 +15,7 @@ import numpy as np
 from forge.data.disk import cache_folder, replacing
 from forge.data.fields import BadField, Picture
 from forge.data.index import open_index
-from forge.data.naming import first_of, samples
+from forge.data.naming import members_of, samples
 from forge.data.storage import Location, opened
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.notes import say
@@ -88,7 +88,7 @@ def _pictures(shards: Sequence[Location], asked: Mapping[str, Any]) -> Iterator[
         index = open_index(path, cache_folder(None))
         with opened(path) as file:
             for key, members in samples(index.names).samples:
-                member = first_of(field.names, members)
+                member = next(iter(members_of(field.names, members)), None)
                 if member is None:
                     continue
                 try:
@@ -96,9 +96,8 @@ def _pictures(shards: Sequence[Location], asked: Mapping[str, Any]) -> Iterator[
                 except BadField as bad:
                     say(f"{path}, sample {key}: {bad}")
                     continue
-                text = first_of(asked["text"], members)
-                data = b"" if text is None else file.read(min(int(index.sizes[text]), _FIELD_BYTES),
-                                                          int(index.offsets[text]))
+                data = b"".join(file.read(min(int(index.sizes[text]), _FIELD_BYTES), int(index.offsets[text]))
+                                for text in members_of(asked["text"], members)[:1])
                 yield Seen(_squashed(pixels, _FINER * asked["size"]), _caption(data))
 
 
