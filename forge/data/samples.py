@@ -16,7 +16,7 @@ from forge.data.index import Index, open_index
 from forge.data.naming import Grouping, KeyDot, alternatives, members_of, samples
 from forge.data.storage import Location, readable
 from forge.data.texts import Texts
-from forge.errors import ConfigError
+from forge.errors import ConfigError, UnreadableError
 from forge.notes import say
 
 _ABSENT = -1        # a member that a sample does not have
@@ -72,8 +72,8 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
                  dropped: Dropped, cache: Path) -> Samples:
     """The complete samples. What was left out is counted in `dropped`, whose shards are those of all streams in turn.
 
-    Raises ConfigError where no sample is complete, UnreadableError where too many are bad, and UnusableEnvironment
-    where a shard cannot be read.
+    Raises ConfigError where no sample is complete, UnreadableError where too many are bad or nothing can be read, and
+    UnusableEnvironment where the system does not give a shard.
     """
     fields = {"": text, **others}
     places: dict[str, list[tuple[int, int]]] = {name: [] for name, field in fields.items() if "*" not in field.names}
@@ -149,12 +149,13 @@ def _refusal(index: Index, members: list[int], field: Field) -> str | None:
 
 
 def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter[str], dropped: Dropped) -> None:
-    """Raises ConfigError: there is no sample."""
+    """There is no sample. Raises UnreadableError where nothing but damage was found, else ConfigError."""
     named = named_shards([path for shards in streams.values() for path in shards])
     why = f" Dropped were {dropped.sentence()}." if dropped.counts else ""
+    if not seen and dropped.counts:
+        raise UnreadableError(f"No sample in {named} can be read.{why}")
     if not seen:
-        raise ConfigError(f"No sample in {named} has the field {text.setting}={text.names}; they hold no samples."
-                          f"{why}")
+        raise ConfigError(f"No sample in {named} has the field {text.setting}={text.names}; they hold no samples.")
     if any(name in seen for name in alternatives(text.names)):
         raise ConfigError(f"No sample in {named} has all that it must have.{why}")
     listed = ", ".join(sorted(seen)[:12]) + (", ..." if len(seen) > 12 else "")
