@@ -38,6 +38,8 @@ bench-smoke: $(VENV)/installed
 	$(BENCH) bench=telemetry $(SHORT) bench.timing.steps=10
 	$(BENCH) bench=experts 'bench.shapes=[[64,32,16,8,2]]' bench.seconds=0.02 bench.calls=2 bench.square_size=256 \
 	    bench.copy_mb=16 'bench.contenders=[dense,grouped_only,loop,sorted,fused,torchtitan_way,hf_way]'
+	$(BENCH) bench=augment bench.num_pictures=4 bench.side=48 bench.size=32 bench.blocks=2 bench.seconds=0.05 \
+	    'bench.contenders=[fused,cpu]'
 	$(BENCH) bench=micro hardware.processes=2 bench.seconds=0.05 bench.updates=5 bench.shard_mb=4 'bench.copy_mb=[1,16]' \
 	    'bench.square_sizes=[256,1024]' 'bench.all_reduce_bytes=[8,32768,1048576]'
 

@@ -27,7 +27,10 @@ class Batch:
 
     tensors: "tokens" [B, T] int64, "targets" [B, T] int64 (IGNORED where nothing is predicted), and, where a mask
         by document is asked for, "documents" [B, T] int32, "positions" [B, T] int64; where rows end in padding,
-        "lengths" [B] int64, what comes before it; pixels and more in later models.
+        "lengths" [B] int64, what comes before it. Of data with pictures also "pictures" [P, S, S, 3] uint8, all of the
+        batch in the order of their placeholders, and "picture_seeds" [P] int64, which depend on seed, epoch and sample
+        alone (or "picture_samples" [P, 2] int64 where nothing is drawn: the sample, and the number within it). An
+        augmentation leaves "pictures" as float [P, 3, size, size], normalised.
     num_targets: how many targets are not IGNORED.
     seed: what the model draws from (dropout, jitter); a function of the position in the data, so a resumed run
         and a re-ordered one draw the same.

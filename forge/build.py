@@ -49,7 +49,7 @@ def build_model(config: Config, topology: Topology) -> nn.Module:
 def build_feed(config: Config, topology: Topology) -> Feed:
     """What this rank trains on."""
     return Feed(config.data.open("train"), config.batching, config.seed, config.global_batch,
-                config.rows_per_pass(topology.data_size), topology.data_rank, topology.data_size)
+                config.rows_per_pass(topology.data_size), topology.data_rank, topology.data_size, config.augment.read)
 
 
 @contextmanager

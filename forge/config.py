@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +172,7 @@ def realise(composed: DictConfig, allowed: tuple[str, ...] = ()) -> Config:
     try:
         values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(_unresolved(error, composed)) from None
     hints = get_type_hints(Config)
     mistakes: list[str] = []
     for key in values.keys() - hints.keys():
@@ -182,6 +183,19 @@ def realise(composed: DictConfig, allowed: tuple[str, ...] = ()) -> Config:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return Config(**made)
+
+
+def _unresolved(error: OmegaConfBaseException, composed: DictConfig) -> str:
+    """Why a value cannot be had. Most often a part takes it from another part, and another option is chosen there."""
+    key, said = getattr(error, "full_key", ""), str(error).splitlines()[0]
+    wanted = re.fullmatch(r"Interpolation key '((\w+)\.[\w.]+)' not found", said)
+    if wanted is None:
+        return f"{key}: {said}"
+    source, group = wanted.groups()
+    choice = (composed.get("choices") or {}).get(group)
+    which = f"{group}={choice}" if choice else f"this {group}"
+    return (f"{key} takes its value from {source}, which {which} does not have: choose another {group}, leave "
+            f"{key.partition('.')[0]} at its default, or set {key}.")
 
 
 def option_of(group: str, protocol: type, values: Any, allowed: tuple[str, ...] = ()) -> Any:

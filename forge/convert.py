@@ -26,9 +26,10 @@ SETTINGS: dict[str, Any] = {"to": ""}
 CARRIED = "huggingface"         # folder of a converted run: what came beside the weights
 
 # The option whose settings a converted run starts from, before those of the folder replace them.
-_OPTIONS: dict[Family, str] = {"gpt2": "gpt2_124m", "llama": "llama_8b", "mixtral": "mixtral_8x7b",
-                               "olmoe": "olmoe_1b_7b", "qwen3_moe": "qwen3_30b_a3b", "dots1": "dots1_142b_a14b",
-                               "deepseek_v3": "moonlight_16b_a3b"}
+_OPTIONS: dict[Family, str] = {"gpt2": "gpt2_124m", "llama": "llama_8b", "qwen3": "llama_8b",
+                               "mixtral": "mixtral_8x7b", "olmoe": "olmoe_1b_7b", "qwen3_moe": "qwen3_30b_a3b",
+                               "dots1": "dots1_142b_a14b", "deepseek_v3": "moonlight_16b_a3b"}
+_WITH_PICTURES = "vlm_460m"
 
 
 def main() -> None:
@@ -111,8 +112,9 @@ def _settings(decoder: Decoder, run_dir: Path, files: dict[str, Path], overrides
 
     from forge.command_line import choices_in, in_a_sentence
     from forge.config import conf_dir
+    from forge.model.vlm import VLM
 
-    option = _OPTIONS[decoder.family]
+    option = _WITH_PICTURES if isinstance(decoder, VLM) else _OPTIONS[decoder.family]
     try:
         with initialize_config_dir(conf_dir(), version_base="1.3"):
             composed = compose("train", [f"model={option}", *overrides], return_hydra_config=True)

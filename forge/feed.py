@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+import torch
 
 from forge.batch import IGNORED, Batch, Cursor, Work
 from forge.batching import Batching, Plan, Row
 from forge.data import Source
+
+
+def as_read(batch: Batch) -> Batch:
+    return batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +24,8 @@ class Feed:
 
     Which rows belong together depends on (seed, epoch, index) alone, so the data of an update are the same for any
     number of ranks and workers.
+
+    read: what the augmentation does to a batch in the process that reads it.
     """
 
     source: Source
@@ -27,6 +35,7 @@ class Feed:
     micro_batch: int            # rows in one forward pass of one rank
     data_rank: int
     data_size: int
+    read: Callable[[Batch], Batch] = as_read
 
     def __getitem__(self, cursor: Cursor) -> Work:
         rows = self.plan(cursor.epoch)[cursor.index][self.data_rank::self.data_size]
@@ -54,9 +63,16 @@ class Feed:
     def _batch(self, rows: Sequence[Row], cursor: Cursor, micro: int) -> Batch:
         tensors = self.batching.collate(rows, self.source)
         place = f"{self.seed}:{cursor.epoch}:{cursor.index}:{micro}:{self.data_rank}"
-        seed = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())
+        if (samples := tensors.pop("picture_samples", None)) is not None:
+            tensors["picture_seeds"] = torch.tensor([_hashed(f"{self.seed}:{cursor.epoch}:{sample}:{number}")
+                                                     for sample, number in samples.tolist()], dtype=torch.int64)
         dropped = getattr(self.source, "dropped", None)
-        return Batch(tensors, int((tensors["targets"] != IGNORED).sum()), seed, dropped and dropped.taken())
+        return self.read(Batch(tensors, int((tensors["targets"] != IGNORED).sum()), _hashed(place),
+                               dropped and dropped.taken()))
+
+
+def _hashed(place: str) -> int:
+    return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())
 
 
 @lru_cache(maxsize=4)

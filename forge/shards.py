@@ -1,5 +1,5 @@
-"""python -m forge.shards make|index|info|check|tokenize: pack a folder of text, index shards, see what they hold and
-whether they are whole, and make token ids of them."""
+"""python -m forge.shards make|index|info|check|tokenize|look: pack a folder of text, index shards, see what they hold
+and whether they are whole, make token ids of them, and look at their pictures."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ python -m forge.shards tokenize SHARDS OUT tokenizer=FILE [SETTING=VALUE ...]
     tokenizer=FILE      a tokenizer.json, or bytes
     field=txt           the field of a sample that holds its text
     overwrite=false     true: replace the files in OUT
+python -m forge.shards look SHARDS OUT.png [SETTING=VALUE ...] [augment.SETTING=VALUE ...]
+    A sheet of pictures with their captions: each as it is above, and as augment=gpu makes it below.
+    samples=12          how many; draws=3 augmented ones of each, size=160 pixels, drawn from seed=0
+    pictures, text      the fields that hold them, for example pictures=jpg
 """
 DAMAGED = Exit.ASSERTION_FAILED     # the answer of `check` where it found a fault
 _SETTINGS: dict[str, Any] = {"pattern": "*.txt", "heldout": 0.05, "size_mb": 100.0, "overwrite": False}
@@ -50,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE, end="", file=sys.stdout if arguments else sys.stderr)
         sys.exit(Exit.ANSWERED if arguments else Exit.USAGE)
-    commands = {"make": _make, "index": _index, "info": _info, "check": _check, "tokenize": _tokenize}
+    commands = {"make": _make, "index": _index, "info": _info, "check": _check, "tokenize": _tokenize,
+                "look": _look}
     with reporting():
         if arguments[0] not in commands:
             raise ConfigError(f"forge.shards has no command {arguments[0]!r}.\n{USAGE.rstrip()}")
@@ -120,6 +125,15 @@ def _tokenize(words: Sequence[str]) -> Exit:
     files = [f"data.{split}={out / split}.bin" for split in splits] or [f"data.train={out / 'tokens'}.bin"]
     print(f"train on them: python -m forge.train data=tokens {' '.join(files)} data.tokenizer={asked['tokenizer']} "
           f"model.vocab_size={made.vocab_size}")
+    return Exit.ANSWERED
+
+
+def _look(words: Sequence[str]) -> Exit:
+    from forge.data.sheet import SETTINGS, make_sheet
+
+    changes = [word for word in words if word.startswith("augment.")]
+    source, out, asked = _asked("look", "SHARDS", [word for word in words if word not in changes], dict(SETTINGS))
+    print(f"{out}: {make_sheet(_shards([str(source)]), out, asked, changes)} pictures")
     return Exit.ANSWERED
 
 

@@ -128,7 +128,8 @@ def read(folder: Path, side: str, asked: dict[str, Any], epochs: int) -> dict[st
     staging = Staging(None, 10.0, 0.0, 2, 2, None) if side == "staged" else None
     data = Shards(train=f"slow://{folder}/shards/*.tar", heldout=f"slow://{folder}/shards/*.tar", weights=None,
                   heldout_fraction=0.5, tokenizer="bytes", text_field="txt", pictures=None, labels=None,
-                  arrays={"picture": Array("npy", True)}, key_dot="first", keep_empty=False, invalid_utf8="keep",
+                  arrays={"picture": Array("npy", True)}, conversation=None,
+                  key_dot="first", keep_empty=False, invalid_utf8="keep",
                   shuffle_shards=2, max_bad=0.0, bad_floor=0, staging=staging, cache=str(folder / "cache"))
     feed = Feed(data.open("train"), Packed(64, 64), 0, 4, 4, 0, 1)
     reader = FromWorkers(feed, asked["workers"], 2, True, False)

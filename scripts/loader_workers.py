@@ -85,6 +85,7 @@ def rate(folder: Path, num_workers: int) -> float:
     picture = Picture("jpg", True, "apply", "white", 10**8)
     data = Shards(train=f"{folder}/shards", heldout=f"{folder}/shards", weights=None, heldout_fraction=0.5,
                   tokenizer="bytes", text_field="txt", pictures={"image": picture}, labels=None, arrays=None,
+                  conversation=None,
                   key_dot="first", keep_empty=False, invalid_utf8="keep", shuffle_shards=None, max_bad=0.0, bad_floor=0,
                   staging=None, cache=str(folder / "cache"))
     source = data.open("train")

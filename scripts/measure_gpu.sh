@@ -12,6 +12,7 @@
 #         verify      160       150       the switches of gpt2_124m_fast, together and each, against gpt2_124m_plain
 #   3     moe_train   330       280       olmoe_1b by three routers: speed, memory and curves
 #         path        225       210       the nine steps: 0, 14 and 18
+#   -     pictures    180       -         pictures a second of each way to augment them, of two sizes
 #   -     sonic       420       250       SonicMoE beside them, where SONIC is given
 #   -     others      300         -       the other tests that need a GPU
 #
@@ -144,6 +145,11 @@ experts() {
         'bench.shapes=[[8192,2048,768,128,8]]' bench.skew=null "${experts_words[@]}"
 }
 
+pictures() {
+    bench pictures 90 bench.patience bench=augment bench.num_pictures=256
+    bench pictures_as_large 90 bench.patience bench=augment bench.num_pictures=256 bench.side=224
+}
+
 sonic() {
     local site paths=$PYTHONPATH wheels=${SONIC:-}
     if [[ -z $wheels ]]; then
@@ -212,8 +218,8 @@ parts=("$@")
 ((${#parts[@]})) || parts=(kernels tune experts large verify moe_train path)
 for part in "${parts[@]}"; do
     case $part in
-        kernels | tune | experts | large | verify | moe_train | path | sonic | others) ;;
-        *) echo "measure: $part is not a part: kernels, tune, experts, large, verify, moe_train, path, sonic and" \
+        kernels | tune | experts | large | verify | moe_train | path | pictures | sonic | others) ;;
+        *) echo "measure: $part is not a part: kernels, tune, experts, large, verify, moe_train, path, pictures, sonic and" \
                "others are." >&2
            exit 2 ;;
     esac

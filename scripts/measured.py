@@ -50,7 +50,8 @@ def figures(out: Path, name: str) -> list[str]:
     if schema.startswith("forge.verify/"):
         return [f"{record['verdict']}: {record['reason']}"[:200]]
     if schema.startswith("forge.bench/"):
-        return {"experts": experts, "micro": micro, "telemetry": telemetry}.get(record["mode"], compared)(record) or \
+        return {"experts": experts, "micro": micro, "telemetry": telemetry, "augment": augment}.get(
+            record["mode"], compared)(record) or \
             [str(record.get("reason"))]
     return [run(record, out)]
 
@@ -104,6 +105,11 @@ def micro(record: Record) -> list[str]:
 def telemetry(record: Record) -> list[str]:
     return [f"{row['name']}: {row['with_ms']:.3f} ms with, {row['without_ms']:.3f} without: {row['verdict']} of a step "
             f"of 20 ms" for row in record["rows"]]
+
+
+def augment(record: Record) -> list[str]:
+    return [f"{row['family']}, {row['name']}: {text(row.get('pictures_per_second'), ',.0f')} pictures/s"
+            for row in record["rows"]]
 
 
 def compared(record: Record) -> list[str]:

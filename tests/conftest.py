@@ -98,6 +98,12 @@ def composed(*overrides: str):
         return compose("train", list(overrides))
 
 
+def tiny(overrides) -> list[str]:
+    """TINY and these, for models with experts and without."""
+    dense = any(word.startswith("model=vlm") for word in overrides)
+    return [*(word for word in TINY if not (dense and word.startswith("model.routing."))), *overrides]
+
+
 def train_here(run_dir: Path, *overrides: str) -> Finished:
     """One run of one process, inside this one: no start-up to pay."""
     from forge.config import check, realise
@@ -105,7 +111,7 @@ def train_here(run_dir: Path, *overrides: str) -> Finished:
     from forge.stopping import Stopping
     from forge.worker import work
 
-    settings = composed(*TINY, *overrides, f"run_dir={run_dir}")
+    settings = composed(*tiny(overrides), f"run_dir={run_dir}")
     check(realise(settings))
     freeze(settings, run_dir)
     code = work(run_dir, (), Stopping())

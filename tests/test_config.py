@@ -14,13 +14,16 @@ from forge.errors import ConfigError
 
 NO_GROUP = ("experiment", "bench", "verify")        # the last two: what commands of these names are told, and no run
 FILES = sorted(file for file in Path(conf_dir()).glob("*/*.yaml") if file.parent.name not in NO_GROUP)
+# What the default model has not, and these take from the model.
+OF_OTHER_MODELS = {"augment": ["augment.size=8", "augment.mean=[0,0,0]", "augment.std=[1,1,1]"]}
 EXPERIMENTS = sorted(Path(conf_dir()).glob("experiment/**/*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
 def test_every_option_composes_and_lives_in_the_package_of_its_group(file):
     group = file.parent.name
-    config = realise(composed(f"{group}={file.stem}" if group != "tracker" else f"tracker=[{file.stem}]"))
+    more = OF_OTHER_MODELS.get(group, []) if file.stem != "none" else []
+    config = realise(composed(f"{group}={file.stem}" if group != "tracker" else f"tracker=[{file.stem}]", *more))
     part = config.tracker.options[file.stem] if group == "tracker" else getattr(config, group)
     assert type(part).__module__.split(".")[:2] == ["forge", group]
 
@@ -91,7 +94,8 @@ def test_no_option_needs_torch_to_be_checked():
 def test_nothing_but_a_kernel_needs_triton():
     """It is no dependency: PyTorch brings it along where it has a use for it."""
     folder = Path(forge.__file__).parent
-    kernels = {"adamw", "choice", "combine", "cross_entropy", "gelu_norm", "grouped", "placement", "weight_gradient"}
+    kernels = {"adamw", "choice", "combine", "cross_entropy", "gated", "gelu_norm", "grouped", "placement",
+               "weight_gradient"}
     names = [".".join(("forge", *file.relative_to(folder).with_suffix("").parts)) for file in folder.rglob("*.py")]
     assert kernels == {name.rpartition(".")[2] for name in names if "triton.jit" in _source(folder, name)}
     modules = [name.removesuffix(".__init__") for name in names

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import forge, train_here
 from decoders import SMALL, parts
+from pictures import ORDERS, small
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -56,9 +57,9 @@ def test_a_snapshot_can_be_named(run_dir, tmp_path):
     assert (tmp_path / "f/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe", "dots1", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe", "dots1", "deepseek_v3", "llava", "internvl"])
 def test_there_and_back_keeps_every_bit_and_the_tokenizer(name, tmp_path):
-    decoder = replace(SMALL[name], vocab_size=300)
+    decoder = replace(small(name) if name in ORDERS else SMALL[name], vocab_size=300)
     wanted = _folder(decoder, tmp_path / "f")
     _convert(tmp_path / "f", tmp_path / "run", "seed=7")
     _convert(tmp_path / "run", tmp_path / "g")

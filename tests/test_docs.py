@@ -64,7 +64,7 @@ def rows(text: str) -> list[tuple[str, list[str], list[str]]]:
 
 
 def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
 
 
 def documented(group: str) -> dict[tuple[str, str], str]:

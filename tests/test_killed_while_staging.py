@@ -42,7 +42,8 @@ def feed_of(folder, tmp_path, data_rank=0, data_size=1):
     half = sum(path.stat().st_size for path in folder.glob("*.tar")) / 2
     staging = Staging(str(tmp_path / "staged"), half / 1e9, 0.0, 1, 2, None)
     data = Shards(train=str(folder), heldout=str(folder), weights=None, heldout_fraction=0.5, tokenizer="bytes",
-                  text_field="txt", pictures=None, labels=None, arrays=None, key_dot="first", keep_empty=False,
+                  text_field="txt", pictures=None, labels=None, arrays=None, conversation=None,
+                  key_dot="first", keep_empty=False,
                   invalid_utf8="keep", shuffle_shards=2, max_bad=0.0, bad_floor=0, staging=staging,
                   cache=str(tmp_path / "cache"))
     return Feed(data.open("train"), Packed(80, 16), 3, 6, 6 // data_size, data_rank, data_size)

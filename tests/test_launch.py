@@ -109,6 +109,7 @@ def test_a_failing_worker_ends_the_run_with_its_own_error(shards, tmp_path):
     (folder / "fails.yaml").write_text("_target_: faulty.Faulty\n")
     (tmp_path / "outside" / "faulty.py").write_text(
         "import atexit, os, pathlib\nfrom dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Faulty:\n"
+        "    def read(self, batch):\n        return batch\n\n"
         "    def __call__(self, batch):\n"
         "        if os.environ['RANK'] == '1':\n"
         f"            atexit.register(pathlib.Path({str(tmp_path / 'hooks')!r}).touch)\n"

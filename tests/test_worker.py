@@ -29,6 +29,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Option:
+    def read(self, batch):
+        return batch
+
     def __call__(self, batch):
         raise ValueError("broken on purpose")
 """

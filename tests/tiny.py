@@ -21,8 +21,8 @@ def tiny_model(layers=3, dropout=0.0, routing=None, attention=None, seed=0, wind
     decoder = Decoder(
         vocab_size=61, width=32, layers=layers, heads=4, kv_heads=2, head_width=head_width, hidden=48,
         norm="rms", eps=1e-6, rotary=Rotary(10000.0, False, None), max_length=64, activation="swiglu", biases=False,
-        fused_qkv=True, qk_norm="none", clip_qkv=None, window=window, latent=None, tied=False, dropout=dropout,
-        init_std=0.2, routing=routing, dense_first=None, family="llama", weights=None)
+        fused_qkv=True, qk_norm="none", clip_qkv=None, attention_gate="none", window=window, latent=None,
+        tied=False, dropout=dropout, init_std=0.2, routing=routing, dense_first=None, family="llama", weights=None)
     torch.manual_seed(seed)
     return decoder.build(Parts(attention or SDPA(), Native(), Sorted(), Plain(1)))
 

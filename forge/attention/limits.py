@@ -17,10 +17,12 @@ def half_precision(name: str, config: Config) -> Iterator[str]:
 
 
 def head_width(name: str, config: Config, most: int, multiple: int) -> Iterator[str]:
-    width = of_model(config, "head_width")
-    if on_gpu(config) and width is not None and (width > most or width % multiple):
-        yield (f"attention={name} takes heads of at most {most} numbers, in multiples of {multiple}, and "
-               f"model.head_width is {width}: set attention=sdpa.")
+    vision = of_model(config, "vision")
+    tower = None if vision is None else vision.width // max(1, vision.heads)
+    for setting, width in (("head_width is", of_model(config, "head_width")), ("vision.width over heads is", tower)):
+        if on_gpu(config) and width is not None and (width > most or width % multiple):
+            yield (f"attention={name} takes heads of at most {most} numbers, in multiples of {multiple}, and "
+                   f"model.{setting} {width}: set attention=sdpa.")
 
 
 def on_gpu(config: Config) -> bool:

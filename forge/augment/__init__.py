@@ -10,6 +10,13 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Augment(Protocol):
+    """Both are pure functions of the batch: what is random comes from its "picture_seeds" or its `seed`, never from
+    global state. Neither is asked in evaluation."""
+
+    def read(self, batch: Batch) -> Batch:
+        """In the process that reads, before the copy to the device."""
+        ...
+
     def __call__(self, batch: Batch) -> Batch:
-        """A pure function: its randomness comes from `batch.seed`, never from global state."""
+        """On the device, after the copy."""
         ...

@@ -11,5 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unchanged:
+    def read(self, batch: Batch) -> Batch:
+        return batch
+
     def __call__(self, batch: Batch) -> Batch:
         return batch

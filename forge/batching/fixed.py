@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
@@ -15,6 +15,7 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from forge.config import Config
     from forge.data import Source
 
 
@@ -32,6 +33,8 @@ class Fixed:
     mask_documents: bool
 
     def plan(self, source: Source, seed: int, epoch: int, global_batch: int) -> Plan:
+        if getattr(source, "whole", False):
+            raise ConfigError(_CUTS)
         documents, blocks = read_order(source, seed, epoch)
         ends = np.cumsum(source.lengths[documents])
         num_tokens = int(ends[-1]) if len(ends) else 0
@@ -46,6 +49,10 @@ class Fixed:
         windows = shuffled_within(blocks[np.searchsorted(ends, starts, "right")], seed, epoch, "windows")
         return _Plan(self.sequence_length, documents, ends, windows, global_batch)
 
+    def problems(self, config: Config) -> Iterator[str]:
+        if getattr(config.data, "conversation", None) is not None:
+            yield _CUTS
+
     def collate(self, rows: Sequence[Row], source: Source) -> dict[str, Tensor]:
         """rows: all of one length. See forge.batch.Batch for what comes out."""
         from forge.batching.rows import joined, masked  # here, because it imports torch
@@ -53,6 +60,10 @@ class Fixed:
         rows = list(rows)
         tensors = joined(rows, source)
         return masked(rows, tensors) if self.mask_documents else tensors
+
+
+_CUTS = ("batching=fixed cuts the stream of all samples into rows, and conversations (data.conversation) must not be "
+         "cut: set batching=packed, or batching=bucketed.")
 
 
 @dataclass(frozen=True, eq=False)

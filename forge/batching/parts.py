@@ -53,6 +53,10 @@ def parts_of(source: Source, most: int, seed: int, epoch: int) -> Parts:
     if not counts.any():
         raise ConfigError(f"None of the {len(lengths):,} documents in the data has two tokens or more, so there is "
                           f"nothing to predict: name other data, or set batching=fixed, which joins documents.")
+    if getattr(source, "whole", False) and counts.max() > 1:
+        raise ConfigError(f"A sample of {lengths.max()} tokens does not fit into a row of {most} places, and samples "
+                          f"of these data are not cut: set sequence_length={lengths.max() - 1}, or lower "
+                          "data.conversation.max_length.")
     if left_out := int((counts == 0).sum()):
         say(f"{left_out:,} of {len(lengths):,} documents have fewer than two tokens: nothing in them can be predicted, "
             f"so they are left out.")

@@ -1,10 +1,11 @@
-"""python -m forge.bench [bench=ablation|path|micro|experts|telemetry|aa] [bench.SETTING=VALUE ...] [run_dir=DIR]
-                      [--json] [the settings of the baseline, as for forge.train ...]
+"""python -m forge.bench [bench=ablation|path|micro|experts|augment|telemetry|aa] [bench.SETTING=VALUE ...]
+                      [run_dir=DIR] [--json] [the settings of the baseline, as for forge.train ...]
 
     bench=ablation    what each switch is worth: alone, all together, and left out (bench.switches=[...])
     bench=path        a list of experiments, each against the one before and the first (bench.path=[...])
     bench=micro       what this machine can do, at the shapes of this model
     bench=experts     a layer of mixed experts by each router, and as others compute it, beside a dense layer
+    bench=augment     pictures a second of each way to augment them
     bench=telemetry   what the marks, figures and trackers cost
     bench=aa          the baseline against itself: the noise of this machine
 

@@ -54,6 +54,9 @@ def _bars(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
     if result["mode"] == "experts":
         return [(f"{row['family']}: {row['name']}", *(row["over_dense"][end] for end in ("estimate", "low", "high")),
                  PLAIN) for row in result["rows"] if row.get("over_dense")]
+    if result["mode"] == "augment":
+        return [(row["name"], row["pictures_per_second"], row["p10"], row["p90"], PLAIN) for row in result["rows"]
+                if "pictures_per_second" in row]
     if result["mode"] == "telemetry":
         return [(row["name"], *(row["share_of_20_ms"][end] * 100 for end in ("estimate", "low", "high")), PLAIN)
                 for row in result["rows"]]
@@ -65,5 +68,6 @@ def _bars(result: dict[str, Any]) -> list[tuple[str, float, float | None, float 
 
 def _unit(mode: str) -> str:
     return {"micro": "per cent of the best of its family", "telemetry": "per cent of a step of 20 ms",
-            "experts": "times the dense layer of as many operations"}.get(
+            "experts": "times the dense layer of as many operations",
+            "augment": "pictures a second, and what nine of ten turns reach and one of ten passes"}.get(
         mode, "gain in tokens a second, per cent, with 95 % intervals")

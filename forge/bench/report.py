@@ -140,7 +140,8 @@ def _together(both: Result) -> str:
 
 
 def tables(result: Result) -> list[Table]:
-    makers: dict[str, Callable[[Result], list[Table]]] = {"telemetry": _telemetry, "micro": _micro, "experts": _micro}
+    makers: dict[str, Callable[[Result], list[Table]]] = {"telemetry": _telemetry, "micro": _micro, "experts": _micro,
+                                                          "augment": _micro}
     return [table for table in makers.get(result["mode"], _compared)(result) if table[1]]
 
 

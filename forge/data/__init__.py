@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Split = Literal["train", "heldout"]
-Sample = dict[str, "Tensor"]        # "tokens" [length] int64; more fields in later data
+# "tokens" [length] int64. Of conversations also "trained" [length] bool: which tokens are predicted (absent: all), and
+# "pictures" [p, S, S, 3] uint8, in the order of their runs of placeholders among the tokens (absent: none).
+Sample = dict[str, "Tensor"]
 
 
 class Source(Protocol):
@@ -17,6 +19,9 @@ class Source(Protocol):
 
     It may state `order` (see forge.batching.reading), and `coming(seed, epoch, samples)`, which is told which samples
     a process reads next.
+    A source whose samples must not be cut says so in `whole`. One whose samples may have pictures states their side in
+    `picture_size` (absent or None: it has none), the id of a placeholder in `picture_token`, and how many of these
+    stand for a picture in `tokens_per_picture`. One with questions of several kinds names each sample's in `kinds`.
     """
 
     lengths: np.ndarray             # [samples] int64: tokens in each sample

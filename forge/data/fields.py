@@ -34,7 +34,8 @@ class BadField(Exception):
 
 
 class Field(Protocol):
-    """names: the fields of a sample that are taken for this, the first that is there ("jpg;jpeg;png").
+    """names: the fields of a sample that are taken for this, the first that is there ("jpg;jpeg;png"); of a
+    conversation's pictures also all that match ("img.*").
 
     required: a sample without it is dropped.
     """
@@ -64,6 +65,7 @@ class Text:
     names: str
     keep_empty: bool
     invalid_utf8: Literal["keep", "drop"]
+    setting: str = "data.text_field"        # which names it
     required = True
 
     def refusal(self, seen: Seen) -> str | None:
@@ -87,17 +89,17 @@ class Picture:
     max_pixels: int
 
     def refusal(self, seen: Seen) -> str | None:
-        return "empty picture" if seen.size == 0 else self._policy.refusal(seen.width, seen.height)
+        return "empty picture" if seen.size == 0 else self.policy.refusal(seen.width, seen.height)
 
     def decode(self, data: bytes) -> np.ndarray:
         """[height, width, 3] uint8."""
         try:
-            return decode(data, self._policy)
+            return decode(data, self.policy)
         except BadPicture as bad:
             raise BadField(bad.reason, str(bad)) from None
 
     @property
-    def _policy(self) -> Policy:
+    def policy(self) -> Policy:
         return Policy(self.exif, self.alpha, self.max_pixels)
 
 

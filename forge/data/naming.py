@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,9 +73,18 @@ def _kind(name: str) -> str:
     return "left by a file manager" if _JUNK.fullmatch(name) else "without a field in the name"
 
 
-def first_of(names: str, fields: dict[str, int]) -> int | None:
-    """The member of the first of the alternatives ("jpg;jpeg") that a sample has."""
-    return next((fields[name] for name in alternatives(names) if name in fields), None)
+def members_of(names: str, fields: dict[str, int]) -> list[int]:
+    """The member of the first of the alternatives ("jpg;jpeg") that a sample has. An alternative with a * is all fields
+    that match it ("img.*"), 2 before 10."""
+    for name in alternatives(names):
+        found = sorted(fnmatch.filter(fields, name), key=_by_number) if "*" in name else {name} & fields.keys()
+        if found:
+            return [fields[each] for each in found]
+    return []
+
+
+def _by_number(field: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", field)]
 
 
 def alternatives(names: str) -> list[str]:

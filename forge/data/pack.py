@@ -1,10 +1,10 @@
-"""Writing texts as WebDataset tar shards: the same texts give the same bytes on any machine."""
+"""Writing samples as WebDataset tar shards: the same samples give the same bytes on any machine."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -14,24 +14,31 @@ from forge.data.index import make_index, save
 from forge.data.naming import is_meta
 
 FIELD = "txt"       # the field under which a text is packed
+Packed = tuple[str, Mapping[str, bytes]]
 
 
 def pack(texts: Iterable[tuple[str, bytes]], folder: Path, shard_bytes: int) -> list[Path]:
-    """Write (name, text) pairs to folder/000000.tar and so on, each with its index. Returns the shards.
+    """Write (name, text) pairs as samples of one field. See pack_samples."""
+    return pack_samples(((key, {FIELD: text}) for key, text in _with_keys(texts)), folder, shard_bytes)
 
-    A shard is closed once it holds shard_bytes of text. Raises OSError where the disk does not take it.
+
+def pack_samples(samples: Iterable[Packed], folder: Path, shard_bytes: int) -> list[Path]:
+    """Write (key, {field: data}) pairs to folder/000000.tar and so on, each with its index. Returns the shards.
+
+    A key is its sample's own, and has no dot in its last part. A shard is closed once it holds shard_bytes of data.
+    Raises OSError where the disk does not take it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    samples = _with_keys(texts)
+    left = iter(samples)
     shards: list[Path] = []
-    for first in samples:       # a shard takes its other samples from the same iterator
+    for first in left:          # a shard takes its other samples from the same iterator
         shards.append(folder / f"{len(shards):06}.tar")
-        _write_shard(shards[-1], chain([first], samples), shard_bytes)
+        _write_shard(shards[-1], chain([first], left), shard_bytes)
         save(make_index(shards[-1]), shards[-1].with_name(shards[-1].name + ".index"))
     return shards
 
 
-def _write_shard(path: Path, samples: Iterable[tuple[str, bytes]], shard_bytes: int) -> None:
+def _write_shard(path: Path, samples: Iterable[Packed], shard_bytes: int) -> None:
     from webdataset import TarWriter  # here, because it imports torch
 
     # By way of memory: on a full disk, tarfile would write once more when it is thrown away, and print that it cannot
@@ -39,10 +46,10 @@ def _write_shard(path: Path, samples: Iterable[tuple[str, bytes]], shard_bytes: 
     writer = TarWriter(held, user="forge", group="forge", mode=0o644, mtime=0, encoder=False)
     num_bytes = 0
     with open(path, "wb") as file:
-        for key, text in samples:
-            writer.write({"__key__": key, FIELD: text})
+        for key, fields in samples:
+            writer.write({"__key__": key, **fields})
             _move(held, file)
-            num_bytes += len(text)
+            num_bytes += sum(map(len, fields.values()))
             if num_bytes >= shard_bytes:
                 break
         writer.close()

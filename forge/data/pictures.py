@@ -25,6 +25,7 @@ _MARK_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)       # 0: 
 _BETWEEN_SCANS = {0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}     # tables, scans, notes
 _SIXTEEN = ("I;16", "I;16L", "I;16B")
 _BLANK = {"white": 255, "black": 0}
+WHOLE = (1 << 31, 1 << 31)          # sides that no picture has: nothing less than all of it is enough
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class Policy:
         return "too many pixels" if width * height > self.max_pixels else None
 
 
-def decode(data: bytes, policy: Policy) -> np.ndarray:
+def decode(data: bytes, policy: Policy, least: tuple[int, int] = WHOLE) -> np.ndarray:
     """[height, width, 3] uint8. Raises BadPicture.
+
+    least: width and height, once the picture is turned, that are enough: a JPEG is halved up to three times as it is
+    decoded (its frequencies are left out), as long as neither side falls below. The same on either path.
 
     The fast path answers only where it has no doubt; what it balks at goes the slow way. So which pictures are
     refused does not depend on the packages that are there.
@@ -59,31 +63,47 @@ def decode(data: bytes, policy: Policy) -> np.ndarray:
     header = header_of(data)
     if why := policy.refusal(header.width, header.height):
         raise BadPicture(why, f"{header.width} x {header.height}")
-    fast = _by_simplejpeg(data) if header.kind == "jpeg" and header.components in (1, 3) else None
-    pixels = _by_pillow(data, header, policy) if fast is None else fast
     # Pillow itself turns TIFF
     turn = header.orientation if policy.exif == "apply" and header.kind != "tiff" else 1
+    shrinking = _shrinking(header, least[::-1] if turn >= 5 else least)
+    fast = _by_simplejpeg(data, header, shrinking) if header.kind == "jpeg" and header.components in (1, 3) else None
+    pixels = _by_pillow(data, header, policy, shrinking) if fast is None else fast
     return np.ascontiguousarray(_turned(pixels, turn))
 
 
-def _by_simplejpeg(data: bytes) -> np.ndarray | None:
+def upright(header: Header, policy: Policy) -> tuple[int, int]:
+    """(width, height) of the whole picture as `decode` gives it out."""
+    sideways = header.orientation >= 5 and policy.exif == "apply"
+    return (header.height, header.width) if sideways else (header.width, header.height)
+
+
+def _shrinking(header: Header, least: tuple[int, int]) -> int:
+    """By how much a JPEG's sides are divided as it is decoded. least: (width, height) as stored."""
+    enough = [by for by in (8, 4, 2) if -(-header.width // by) >= least[0] and -(-header.height // by) >= least[1]]
+    return enough[0] if enough and header.kind == "jpeg" else 1
+
+
+def _by_simplejpeg(data: bytes, header: Header, shrinking: int) -> np.ndarray | None:
     simplejpeg = _package("simplejpeg")
     if simplejpeg is None:
         say("JPEGs are decoded by Pillow, at half the speed of simplejpeg: pip install simplejpeg.")
         return None
     try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        pixels: np.ndarray = simplejpeg.decode_jpeg(
+            data, colorspace="RGB", strict=True, min_width=-(-header.width // shrinking),
+            min_height=-(-header.height // shrinking), min_factor=1)
     except ValueError:          # libjpeg had a word to say
         return None
     return pixels
 
 
-def _by_pillow(data: bytes, header: Header, policy: Policy) -> np.ndarray:
+def _by_pillow(data: bytes, header: Header, policy: Policy, shrinking: int) -> np.ndarray:
     if header.kind == "jpeg":
         data = _whole_jpeg(data)
     if header.kind == "png":
         _check_png(data)
-    with _pillow(data, header.kind) as image:
+    draft = (header.width // shrinking, header.height // shrinking) if shrinking > 1 else None
+    with _pillow(data, header.kind, draft) as image:
         return _rgb(image, policy.alpha)
 
 
@@ -104,8 +124,8 @@ def _whole_jpeg(data: bytes) -> bytes:
     Where only the end mark is missing, all pixels are there. Compared at an eighth of the size, which decodes faster.
     """
     body = data[:_end_of_scans(data)]
-    with (_pillow(body + _END, "jpeg", small=True) as image,
-          _pillow(body + _MORE_SCAN + _END, "jpeg", small=True) as other):
+    with (_pillow(body + _END, "jpeg", (1, 1)) as image,
+          _pillow(body + _MORE_SCAN + _END, "jpeg", (1, 1)) as other):
         whole = image.tobytes() == other.tobytes()
     if not whole:
         raise BadPicture("damaged picture", "its scan ends early")
@@ -127,18 +147,19 @@ def _end_of_scans(data: bytes) -> int:
 
 
 @contextmanager
-def _pillow(data: bytes, kind: str, small: bool = False) -> Iterator[Any]:
-    """A loaded image. Raises BadPicture for whatever Pillow raises, and whatever was set in it elsewhere."""
-    image_package = _package("PIL.Image")
-    if image_package is None:
-        raise UnusableEnvironment("Decoding pictures needs the package pillow: pip install pillow.")
+def _pillow(data: bytes, kind: str, draft: tuple[int, int] | None) -> Iterator[Any]:
+    """A loaded image. Raises BadPicture for whatever Pillow raises, and whatever was set in it elsewhere.
+
+    draft: the sides that are enough, of a JPEG.
+    """
+    image_package = pillow()
     files = _package("PIL.ImageFile")
     before = files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS
     files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS = False, None
     try:
         with image_package.open(io.BytesIO(data), formats=[kind]) as image:     # nothing but what the header says
-            if small:
-                image.draft(None, (1, 1))
+            if draft is not None:
+                image.draft(None, draft)
             image.load()
             yield image
     except (BadPicture, UnusableEnvironment):
@@ -147,6 +168,14 @@ def _pillow(data: bytes, kind: str, small: bool = False) -> Iterator[Any]:
         raise BadPicture("damaged picture", f"{type(error).__name__}: {error}") from None
     finally:
         files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS = before
+
+
+def pillow() -> Any:
+    """The module PIL.Image. Raises UnusableEnvironment."""
+    image_package = _package("PIL.Image")
+    if image_package is None:
+        raise UnusableEnvironment("Decoding pictures needs the package pillow: pip install pillow.")
+    return image_package
 
 
 def _rgb(image: Any, alpha: str) -> np.ndarray:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from forge.data import Source, Split
+from forge.data import Split
+from forge.data.conversation import Conversation
 from forge.data.disk import cache_folder
 from forge.data.dropping import Bound, Dropped
 from forge.data.fields import Array, Field, Label, Picture, Text
@@ -22,7 +23,11 @@ from forge.data.tokenizer import open_tokenizer, vocabulary_problems
 from forge.errors import ConfigError, ForgeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.config import Config
+    from forge.data.conversations import Conversations
+    from forge.data.source import ByteSource, SampleSource, TokenSource
 
 _Named = str | dict[str, str] | None
 
@@ -39,7 +44,9 @@ class Shards:
     tokenizer: "bytes", or the path of a tokenizer.json.
     text_field: the field of a sample that holds its text, or several, of which the first that is there is taken
         ("txt;caption").
-    pictures, labels, arrays: other fields, each with the name that it has among a batch's tensors.
+    pictures, labels, arrays: other fields, each with the name that it has in a sample. Of a conversation, `pictures`
+        are those that have a place in it, in this order.
+    conversation: None: a sample is its text, and its other fields.
     key_dot: where the key of a sample ends in a member's name: at the first dot, as in webdataset, or at the last.
     keep_empty, invalid_utf8: see forge.data.fields.Text.
     shuffle_shards: shards whose samples are mixed at a time; None: all.
@@ -58,6 +65,7 @@ class Shards:
     pictures: dict[str, Picture] | None
     labels: dict[str, Label] | None
     arrays: dict[str, Array] | None
+    conversation: Conversation | None
     key_dot: KeyDot
     keep_empty: bool
     invalid_utf8: Literal["keep", "drop"]
@@ -67,26 +75,40 @@ class Shards:
     staging: Staging | None
     cache: str | None
 
-    def open(self, split: Split) -> Source:
-        from forge.data.source import SampleSource, open_source  # here, because it imports torch
+    def open(self, split: Split) -> SampleSource:
+        from forge.data.source import SampleSource  # here, because it imports torch
 
-        tokenizer = open_tokenizer(self.tokenizer)
         cache = cache_folder(self.cache)
         own = split == "heldout" and self.heldout is not None
         streams = named_shards(self.heldout, "data.heldout") if own else named_shards(self.train, "data.train")
         dropped = Dropped([path for shards in streams.values() for path in shards],
                           Bound(self.max_bad, self.bad_floor))
-        text = Text(self.text_field, self.keep_empty, self.invalid_utf8)
-        samples = open_samples(streams, text, self._others(), self.key_dot, dropped, cache)
-        if self.heldout is None:
-            samples = samples.selected(self._held_out(samples.texts) == (split == "heldout"))
-        reading = self._reading(samples, list(streams), split)
-        staged = None
-        if self.staging is not None and split == "train":
-            staged = self.staging.open(samples, reading.order, self.shuffle_shards or len(dropped.shards), cache)
+        samples = open_samples(streams, self._text(), self._others(), self.key_dot, dropped, cache)
+        staged = self.staging.open(cache) if self.staging is not None and split == "train" else None
+        if staged is not None:
             samples = samples.copied(staged.copies)
-        tokens = open_source(samples.texts, tokenizer, cache)
-        return SampleSource(samples, tokens, self._others(), reading, dropped, staged)
+        if not own:
+            self._require_pictures(samples)
+        samples, tokens = self._tokens(samples, dropped, cache, split if self.heldout is None else None)
+        reading = self._reading(samples, list(streams), split)
+        if staged is not None:
+            staged.follow(samples, reading.order, self.shuffle_shards or len(dropped.shards))
+        return SampleSource(samples, tokens, self._decoded(), reading, dropped, staged)
+
+    def _tokens(self, samples: Samples, dropped: Dropped, cache: Path,
+                side: Split | None) -> tuple[Samples, ByteSource | TokenSource | Conversations]:
+        """The samples that can be trained on, on one side of those that are held out (None: all), and their tokens."""
+        tokenizer = open_tokenizer(self.tokenizer)
+        if self.conversation is None:
+            from forge.data.source import open_source
+
+            samples = self._on(side, samples)
+            return samples, open_source(samples.texts, tokenizer, cache)
+        from forge.data.conversations import Conversations, open_layout
+
+        layout = open_layout(samples, self.conversation, tokenizer, self.pictures or {}, dropped, cache)
+        samples = self._on(side, samples.selected(layout.ids.lengths > 0))
+        return samples, Conversations(layout, samples, self.conversation, self.pictures or {})
 
     def problems(self, config: Config) -> Iterator[str]:
         settings = {"data.train": self.train} | ({"data.heldout": self.heldout} if self.heldout is not None else {})
@@ -109,6 +131,8 @@ class Shards:
         yield from self._problems_of_weights()
         yield from self._problems_of_fields()
         yield from vocabulary_problems(self.tokenizer, config)
+        if self.conversation is not None:
+            yield from self.conversation.problems(self.tokenizer, bool(self.pictures), config)
 
     def _problems_of_weights(self) -> Iterator[str]:
         names = set(self.train) if isinstance(self.train, dict) else set()
@@ -122,16 +146,29 @@ class Shards:
 
     def _problems_of_fields(self) -> Iterator[str]:
         for name in self._others():
-            if name in ("tokens", "targets", "documents", "positions", "lengths"):
+            if name in ("tokens", "targets", "documents", "positions", "lengths", "trained", "pictures"):
                 yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
         if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
             yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
         for name, label in (self.labels or {}).items():
             if label.classes < 1:
                 yield f"data.labels.{name}.classes={label.classes}: at least 1 is wanted"
+        for name, field in self._decoded().items():
+            if "*" in field.names:
+                yield f"the field {name} cannot be all of {field.names}: several pictures are for data.conversation"
         for name, picture in (self.pictures or {}).items():
             if picture.max_pixels < 1:
                 yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
+
+    def _text(self) -> Text:
+        messages = None if self.conversation is None else self.conversation.messages_field
+        if messages is None:
+            return Text(self.text_field, self.keep_empty, self.invalid_utf8)
+        return Text(messages, self.keep_empty, self.invalid_utf8, "data.conversation.messages_field")
+
+    def _decoded(self) -> dict[str, Field]:
+        """The fields that a sample has beside its tokens. Pictures of a conversation come with these."""
+        return self._others() if self.conversation is None else {**(self.labels or {}), **(self.arrays or {})}
 
     def _others(self) -> dict[str, Field]:
         return {**(self.pictures or {}), **(self.labels or {}), **(self.arrays or {})}
@@ -145,13 +182,26 @@ class Shards:
         weights = None if wanted is None else tuple(wanted[name] for name in names)
         return Reading(samples.texts.shards, samples.streams, weights, self.shuffle_shards)
 
-    def _held_out(self, texts: Texts) -> np.ndarray:
-        """[samples] bool, at least one of each."""
-        if len(texts) < 2:
+    def _require_pictures(self, samples: Samples) -> None:
+        for name, picture in (self.pictures or {}).items() if self.conversation is not None else ():
+            if not any((column.sizes >= 0).any() for column in samples.columns(name)):
+                raise ConfigError(f"No sample in data.train={self.train} has data.pictures.{name}.names="
+                                  f"{picture.names}: name fields that they have (`python -m forge.shards info PATH` "
+                                  f"lists them), or leave {name} out.")
+
+    def _on(self, side: Split | None, samples: Samples) -> Samples:
+        if side is None:
+            return samples
+        if len(samples) < 2:
             raise ConfigError(f"data.train={self.train} has a single sample, so none can be held out: "
                               "name other shards in data.heldout.")
+        shown = samples.shown(self.pictures or {}) if self.conversation is not None else samples.texts
+        return samples.selected(self._held_out(shown) == (side == "heldout"))
+
+    def _held_out(self, deciding: Texts) -> np.ndarray:
+        """[samples] bool, at least one of each."""
         # splitmix64 of checksum and size: neighbours in either land far apart
-        mixed = texts.checksums.astype(np.uint64) << np.uint64(32) | texts.sizes.astype(np.uint64)
+        mixed = deciding.checksums.astype(np.uint64) << np.uint64(32) | deciding.sizes.astype(np.uint64)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
         held = mixed < np.uint64(int(self.heldout_fraction * 2**64))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,11 @@ import numpy as np
 import torch
 
 from forge.data import Sample
+from forge.data.conversations import Conversations
 from forge.data.disk import made_once, writing
 from forge.data.dropping import BadSample, Dropped
 from forge.data.fields import BadField, Field
+from forge.data.id_file import IdFile
 from forge.data.reading import Reading
 from forge.data.samples import Samples
 from forge.data.staging import Staged
@@ -39,17 +40,25 @@ class SampleSource:
     """Samples of shards: "tokens", and each of `others` that the sample has, as its Field decodes it.
 
     A sample that cannot be read is dropped and counted. The next of its stream that is at least as long takes its
-    place, cut to its length; where none is, the longest, repeated. Which one depends on the data alone, so all ranks
-    and workers keep their plan.
+    place, cut to its length; where none is, the longest, repeated. Conversations are not cut: the longest that is no
+    longer takes the place, the next of several, and where there is none, the sample itself, its pictures grey and
+    nothing in it trained on. Which one depends on the data alone, so all ranks and workers keep their plan.
     """
 
-    def __init__(self, samples: Samples, tokens: ByteSource | TokenSource, fields: Mapping[str, Field],
+    kinds: np.ndarray | None = None
+
+    def __init__(self, samples: Samples, tokens: ByteSource | TokenSource | Conversations, fields: Mapping[str, Field],
                  reading: Reading, dropped: Dropped, staged: Staged | None = None) -> None:
         self._samples, self._tokens, self._fields = samples, tokens, dict(fields)
         self.dropped = dropped
         self.order = reading.order
         self.coming = staged.coming if staged is not None else None
         self.lengths = tokens.lengths
+        conversations = tokens if isinstance(tokens, Conversations) else None
+        self.whole = conversations is not None
+        self.picture_size = conversations and conversations.picture_size
+        self.picture_token = conversations and conversations.picture_token
+        self.tokens_per_picture = conversations and conversations.tokens_per_picture
         others = f"-{samples.fingerprint}" if samples.others else ""
         self.fingerprint = f"{tokens.fingerprint}{others}{reading.fingerprint}"
 
@@ -63,26 +72,38 @@ class SampleSource:
         for other in self._in_turn(index):
             self.dropped.tried()
             try:
-                return self._cut(self._read(other), int(self.lengths[index]))
+                sample = self._read(other)
+                return sample if self.whole else self._cut(sample, int(self.lengths[index]))
             except BadSample as bad:
                 self.dropped.failed(bad)
                 last = bad
+        if isinstance(self._tokens, Conversations):
+            return self._tokens.blank(index)
         raise UnreadableError(f"{_MOST_TRIES} samples that could take the place of a bad one are bad as well. {last}")
+
+    def column(self, name: str) -> np.ndarray:
+        """[samples, ...]: one of the other fields of all samples, which each of them must have. Raises BadField."""
+        column = self._samples.others[name]
+        return np.stack([self._fields[name].decode(column[index]) for index in range(len(self))])
 
     def _in_turn(self, index: int) -> Iterator[int]:
         """A sample, and those that may take its place."""
         yield index
         stream = np.flatnonzero(self._samples.streams == self._samples.streams[index])
         after = np.roll(stream, -int(np.searchsorted(stream, index, "right")))[:-1]
-        missing = np.maximum(self.lengths[index] - self.lengths[after], 0)
+        missing = self.lengths[index] - self.lengths[after]
+        if self.whole:
+            after, missing = after[missing >= 0], missing[missing >= 0]
+        missing = np.maximum(missing, 0)
         yield from after[np.argsort(missing, kind="stable")][:_MOST_TRIES].tolist()
 
     def _read(self, index: int) -> Sample:
         sample = dict(self._tokens[index])
-        for name, column in self._samples.others.items():
+        for name, field in self._fields.items():
+            column = self._samples.others[name]
             if column.sizes[index] >= 0:
                 try:
-                    read = self._fields[name].decode(column[index])
+                    read = field.decode(column[index])
                     sample[name] = torch.from_numpy(np.require(read, requirements="W"))
                 except BadField as bad:
                     raise BadSample(int(column.shards[index]), bad.reason, f"{column.place(index)}: {bad}.") from None
@@ -132,7 +153,7 @@ class ByteSource:
 
 
 class TokenSource:
-    """Ids of a tokenizer.json, made once and kept in the cache folder: ids.bin, uint32, and lengths.npy."""
+    """Ids of a tokenizer.json, made once and kept in the cache folder."""
 
     def __init__(self, texts: Texts, tokenizer: FromFile, cache: Path) -> None:
         digest = hashlib.blake2b(tokenizer.files[0].read_bytes(), digest_size=16)
@@ -141,10 +162,8 @@ class TokenSource:
         folder = cache / "tokens" / digest.hexdigest()
         with writing(folder, "set data.cache to another folder"):
             made_once(folder, lambda making: _tokenise(texts, tokenizer, making))
-        self._ids = folder / "ids.bin"
-        self._mapped: np.ndarray | None = None
-        self.lengths = self._whole_lengths(folder, len(texts))
-        self._ends = np.cumsum(self.lengths)
+        self._ids = IdFile(folder, len(texts))
+        self.lengths = self._ids.lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -152,31 +171,12 @@ class TokenSource:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        if self._mapped is None:
-            self._mapped = np.memmap(self._ids, "<u4", "r")
-        end = int(self._ends[index])
-        ids = self._mapped[end - int(self.lengths[index]):end]
-        return {"tokens": torch.from_numpy(ids.astype(np.int64))}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": None}        # a memmap would be sent as all of its ids
-
-    def _whole_lengths(self, folder: Path, num_texts: int) -> np.ndarray:
-        with suppress(OSError, ValueError, EOFError):
-            lengths: np.ndarray = np.load(folder / "lengths.npy", allow_pickle=False)
-            if len(lengths) == num_texts and self._ids.stat().st_size == 4 * lengths.sum():
-                return lengths
-        raise UnreadableError(f"{folder} is damaged: delete it, and it is made again.")
+        return {"tokens": torch.from_numpy(self._ids[index].astype(np.int64))}
 
 
 def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
     say(f"Tokenising {len(texts)} texts ({texts.sizes.sum() / 1e6:.0f} MB) once with {tokenizer.files[0]}.")
-    lengths = []
-    with open(folder / "ids.bin", "wb") as file:
-        for ids in encoded(texts, tokenizer):
-            file.write(np.array(ids, "<u4").tobytes())
-            lengths.append(len(ids))
-    np.save(folder / "lengths.npy", np.array(lengths, np.int64))
+    IdFile.write(folder, encoded(texts, tokenizer))
 
 
 def encoded(texts: Texts, tokenizer: FromFile) -> Iterator[list[int]]:

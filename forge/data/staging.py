@@ -74,26 +74,11 @@ class Staging:
             if not os.path.isfile(self.pins.scores):
                 yield f"data.staging.pins.scores={self.pins.scores} is no file: name one with a score a line"
 
-    def open(self, samples: Samples, order: Order, window: int, cache: Path) -> Staged:
-        """Copies of the shards that hold `samples`. Nothing is copied before the first `coming`.
+    def open(self, cache: Path) -> Staged:
+        """Copies of shards, those that are there. None is made before `follow` and the first `coming`."""
+        return Staged(self, Path(self.folder).expanduser().absolute() if self.folder else cache / "staged", cache)
 
-        window: shards that are mixed at a time. Raises ForgeError.
-        """
-        folder = Path(self.folder).expanduser().absolute() if self.folder else cache / "staged"
-        shards = {number: Shard(_name(*samples.texts.files[number]), *samples.texts.files[number])
-                  for number in np.unique(samples.texts.shards).tolist()}
-        max_bytes = int(self.max_gb * 1e9)
-        staged = Staged(samples, order, shards, self, folder, cache, self._pinned(shards, max_bytes))
-        sizes = sorted((shard.size for shard in shards.values()), reverse=True)
-        there = sum(shard.size for shard in shards.values() if (folder / shard.name).exists())
-        require_space(folder, min(sum(sizes), max_bytes) - there, "lower data.staging.max_gb, or set "
-                      "data.staging.folder to another disk")
-        if sum(sizes[:window * (self.ahead + 1)]) > max_bytes:
-            say(f"data.staging.max_gb={self.max_gb} does not hold {self.ahead + 1} windows of "
-                f"data.shuffle_shards={window} shards, so fewer are copied ahead: raise max_gb, or lower the others.")
-        return staged
-
-    def _pinned(self, shards: Mapping[int, Shard], max_bytes: int) -> list[Shard]:
+    def pinned(self, shards: Mapping[int, Shard], max_bytes: int) -> list[Shard]:
         """The shards with the highest scores that fit, the highest first."""
         if self.pins is None:
             return []
@@ -118,12 +103,28 @@ class Staged:
     lies.
     """
 
-    def __init__(self, samples: Samples, order: Order, shards: Mapping[int, Shard], settings: Staging, folder: Path,
-                 cache: Path, pinned: Sequence[Shard]) -> None:
-        self._shards_of, self._bytes_of, self._order = samples.texts.shards, samples.num_bytes, order
-        self._shards, self._settings, self._folder, self._cache = dict(shards), settings, folder, cache
-        self._pinned = list(pinned)
+    def __init__(self, settings: Staging, folder: Path, cache: Path) -> None:
+        self._settings, self._folder, self._cache = settings, folder, cache
+        self._max_bytes = int(settings.max_gb * 1e9)
         self._state: _Here | None = None
+
+    def follow(self, samples: Samples, order: Order, window: int) -> None:
+        """Copy the shards that hold `samples`, in that order. window: shards that are mixed at a time.
+
+        Raises ForgeError.
+        """
+        self._shards_of, self._bytes_of, self._order = samples.texts.shards, samples.num_bytes, order
+        files = samples.texts.files
+        self._shards = {number: Shard(_name(*files[number]), *files[number])
+                        for number in np.unique(self._shards_of).tolist()}
+        self._pinned = self._settings.pinned(self._shards, self._max_bytes)
+        sizes = sorted((shard.size for shard in self._shards.values()), reverse=True)
+        there = sum(shard.size for shard in self._shards.values() if (self._folder / shard.name).exists())
+        require_space(self._folder, min(sum(sizes), self._max_bytes) - there,
+                      "lower data.staging.max_gb, or set data.staging.folder to another disk")
+        if sum(sizes[:window * (self._settings.ahead + 1)]) > self._max_bytes:
+            say(f"data.staging.max_gb={self._settings.max_gb} does not hold {self._settings.ahead + 1} windows of "
+                f"data.shuffle_shards={window} shards, so fewer are copied ahead: raise max_gb, or lower the others.")
 
     def coming(self, seed: int, epoch: int, samples: Sequence[int]) -> None:
         """`samples` of epoch `epoch` are read next in this process."""
@@ -175,7 +176,7 @@ class Staged:
 
     def _here(self) -> _Here:
         if self._state is None or self._state.process != os.getpid():
-            room = Room(self._folder, int(self._settings.max_gb * 1e9), self._settings.copies)
+            room = Room(self._folder, self._max_bytes, self._settings.copies)
             self._state = _Here(Copier(room, self._cache, int(self._settings.memory_gb * 1e9)))
         return self._state
 

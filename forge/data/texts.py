@@ -25,7 +25,8 @@ class Texts:
 
     files: path, size and version of each shard. shards: [samples] int32, which of them. offsets, sizes: [samples]
     int64, bytes. checksums: [samples] uint32. marks: [samples] bool, whether a byte order mark comes before the `sizes`
-    bytes and is left out. copies: files that are tried before the shard itself.
+    bytes and is left out. sides: [samples, 2] int32, width and height of a picture as it is stored. copies: files
+    that are tried before the shard itself.
     """
 
     files: tuple[tuple[Location, int, int], ...]
@@ -34,6 +35,7 @@ class Texts:
     sizes: np.ndarray
     checksums: np.ndarray
     marks: np.ndarray
+    sides: np.ndarray
     copies: Copies
 
     def __len__(self) -> int:
@@ -65,7 +67,18 @@ class Texts:
     def selected(self, chosen: np.ndarray) -> Texts:
         """chosen: [samples] bool."""
         return replace(self, shards=self.shards[chosen], offsets=self.offsets[chosen], sizes=self.sizes[chosen],
-                       checksums=self.checksums[chosen], marks=self.marks[chosen])
+                       checksums=self.checksums[chosen], marks=self.marks[chosen], sides=self.sides[chosen])
+
+    def but(self, others: Texts) -> Texts:
+        """`others`, of the same shards, where they are there (their size is not negative), else these."""
+        there = others.sizes >= 0
+
+        def taken(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+            return np.where(there.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+
+        return Texts(self.files, taken(self.shards, others.shards), taken(self.offsets, others.offsets),
+                     taken(self.sizes, others.sizes), taken(self.checksums, others.checksums),
+                     taken(self.marks, others.marks), taken(self.sides, others.sides), self.copies)
 
     def copied(self, copies: Copies) -> Texts:
         return replace(self, copies=copies)

@@ -78,13 +78,18 @@ class FromFile:
         for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False):
             yield encoding.ids
 
+    def special_id(self, name: str) -> int | None:
+        """The id of a token by its name."""
+        number = self._tokenizer.token_to_id(name)
+        return None if number is None else int(number)
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def _end(self, path: Path) -> int:
         for name in (_configured_end(path.with_name("tokenizer_config.json")), *_END_NAMES):
-            if name is not None and (token := self._tokenizer.token_to_id(name)) is not None:
-                return int(token)
+            if name is not None and (token := self.special_id(name)) is not None:
+                return token
         raise ConfigError(f"data.tokenizer={path} has no token that ends a text: name one as eos_token in a "
                           f"tokenizer_config.json beside it (looked for {', '.join(_END_NAMES)}).")
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from forge.config import Config
 
-Family = Literal["gpt2", "llama", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
+Family = Literal["gpt2", "llama", "qwen3", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
+Gate = Literal["none", "head", "element"]
 QKNorm = Literal["none", "head", "width"]
 
 
@@ -83,6 +84,8 @@ class Decoder:
     biases: of the linear layers in attention and feed-forward (experts and head have none).
     fused_qkv: queries, keys and values are one product; false: three, with the same weight's rows.
     qk_norm: RMS norm of queries and keys, over each head or over the width of all heads. clip_qkv: their largest size.
+    attention_gate: what attention gives is multiplied by the sigmoid of a product with its input (Qiu et al. 2025,
+        arXiv 2505.06708): by one number a head, or by one each of its numbers.
     window: a token sees itself and the window - 1 before it; null: all before it. latent: null: queries, keys and
         values straight from the hidden stream; else fused_qkv says how the latents are computed.
     tied: the head's weight is the embedding's. dropout: of embedding, attention weights and both residual branches.
@@ -108,6 +111,7 @@ class Decoder:
     fused_qkv: bool
     qk_norm: QKNorm
     clip_qkv: float | None
+    attention_gate: Gate
     window: int | None
     latent: Latent | None
     tied: bool
@@ -119,13 +123,18 @@ class Decoder:
     weights: str | None
 
     def build(self, parts: Parts) -> nn.Module:
-        from forge.model.network import initialised
         from forge.model.weights import load_weights
 
-        network = initialised(self, parts)
+        network = self._drawn(parts)
         if self.weights is not None:
             load_weights(network, self, Path(self.weights))
         return network
+
+    def _drawn(self, parts: Parts) -> nn.Module:
+        """A network with random weights."""
+        from forge.model.network import initialised
+
+        return initialised(self, parts)
 
     @property
     def rotated_width(self) -> int:
@@ -212,7 +221,7 @@ class Decoder:
                    f"model.kv_heads={self.heads}.")
         if self.rotary is None:
             yield "model.rotary=null: model.latent carries its positions by rotation, so set model.rotary.base."
-        for name, none in (("qk_norm", "none"), ("clip_qkv", None), ("biases", False)):
+        for name, none in (("qk_norm", "none"), ("clip_qkv", None), ("attention_gate", "none"), ("biases", False)):
             if getattr(self, name) != none:
                 yield (f"model.{name}={shown(getattr(self, name))}: model.latent knows none. "
                        f"Set model.{name}={shown(none)}.")

@@ -22,6 +22,7 @@ TRAINING: Settings = {
 
 _GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 LATENT_EPS = 1e-6       # of the norms of latents, which no config.json states: rms_norm_eps is that of all other norms
+DENSE = ("llama", "qwen3")
 DEEPSEEK = ("dots1", "deepseek_v3")     # a token's experts by sigmoid scores, bias and groups; the first blocks dense
 
 
@@ -65,6 +66,8 @@ def _llama_fields(settings: Settings, family: Family) -> Settings:
     biases = settings.get("attention_bias", False)
     if family == "llama" and settings.get("mlp_bias", False) != biases:
         raise UnreadableError("Biases in attention and not in the feed-forward, or the other way, are not computed.")
+    if family == "qwen3" and biases:
+        raise UnreadableError("Biases in attention and not in the feed-forward are not computed.")
     narrow = family in ("qwen3_moe", *DEEPSEEK)        # whose experts have a width of their own
     return {
         "vocab_size": settings["vocab_size"], "width": width, "layers": settings["num_hidden_layers"], "heads": heads,
@@ -73,7 +76,7 @@ def _llama_fields(settings: Settings, family: Family) -> Settings:
         "hidden": settings["moe_intermediate_size" if narrow else "intermediate_size"],
         "norm": "rms", "eps": settings["rms_norm_eps"], "rotary": _rotary_fields(settings),
         "max_length": settings["max_position_embeddings"], "activation": "swiglu", "biases": biases,
-        "qk_norm": {"olmoe": "width", "qwen3_moe": "head", "dots1": "head"}.get(family, "none"),
+        "qk_norm": {"olmoe": "width", "qwen3": "head", "qwen3_moe": "head", "dots1": "head"}.get(family, "none"),
         "clip_qkv": settings.get("clip_qkv") if family == "olmoe" else None,
         "window": settings.get("sliding_window") if family == "mixtral" else None, "latent": None,
         "tied": settings.get("tie_word_embeddings", False), "dropout": settings.get("attention_dropout", 0.0),
@@ -95,6 +98,8 @@ def _llama_settings(decoder: Decoder) -> Settings:
         settings["attention_bias"] = decoder.biases and decoder.family not in DEEPSEEK
     if decoder.family == "llama":
         return settings | {"mlp_bias": decoder.biases}
+    if decoder.family == "qwen3":
+        return settings | {"attention_bias": False}
     if decoder.routing is None:
         raise ConfigError(f"The layout model.family={decoder.family} has no place for model.routing=null.")
     if decoder.family in DEEPSEEK:
@@ -134,7 +139,7 @@ def _rotary_settings(rotary: Rotary | None) -> Settings:
 
 
 def _routing_fields(settings: Settings, family: Family) -> Settings | None:
-    if family == "llama":
+    if family in DENSE:
         return None
     if family in DEEPSEEK:
         return _deepseek_routing_fields(settings)

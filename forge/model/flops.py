@@ -14,11 +14,12 @@ Three questions have three answers:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from forge.model.decoder import Decoder
+    from forge.model.vision import Vision
 
 BOTH_WAYS = 3           # backward is two products for each of forward: the gradients of its input and of its weight
 
@@ -27,11 +28,13 @@ BOTH_WAYS = 3           # backward is two products for each of forward: the grad
 class Forward:
     """One forward pass, per token, over all layers.
 
-    projections: to queries, keys and values, and out of attention. gate: scores of all experts; 0 in dense models.
+    projections: to queries, keys, values and gates, and out of attention.
+    gate: scores of all experts; 0 in dense models.
     up, down: of the feed-forward (with swiglu, up is two), or of the experts that a token goes to, a shared one too.
     dense_down: of `down`, the part in blocks without experts.
     head: logits. scores_per_key, values_per_key: product with a key, and its share of the weighted sum of values, for
         each key that a token looks at.
+    picture: of one picture, through the tower and the projector, all layers; 0 where the model sees none.
     layers: of the model. routed: the feed-forward is a mixture of experts, in blocks without dense_layers of them.
     """
 
@@ -43,6 +46,7 @@ class Forward:
     head: float
     scores_per_key: float
     values_per_key: float
+    picture: float
     layers: int
     dense_layers: int
     routed: bool
@@ -72,14 +76,15 @@ def forward_of(decoder: Decoder) -> Forward:
         down=product * (dense_hidden + chosen + shared), dense_down=product * dense_hidden,
         head=product * decoder.vocab_size,
         scores_per_key=2.0 * keys, values_per_key=2.0 * decoder.layers * _values(decoder),
-        layers=decoder.layers, dense_layers=dense, routed=routing is not None)
+        picture=0.0, layers=decoder.layers, dense_layers=dense, routed=routing is not None)
 
 
 def _projections(decoder: Decoder) -> float:
     """Of one layer."""
     queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
     if decoder.latent is None:
-        return 2.0 * decoder.width * (2 * queries + 2 * keys)
+        gates = {"none": 0, "head": decoder.heads, "element": queries}[decoder.attention_gate]
+        return 2.0 * decoder.width * (2 * queries + 2 * keys + gates)
     latent = decoder.latent
     to_queries = decoder.width * queries if latent.q_rank is None else latent.q_rank * (decoder.width + queries)
     plain_keys = decoder.heads * (decoder.head_width - latent.rotary_width)
@@ -93,14 +98,30 @@ def _values(decoder: Decoder) -> int:
     return decoder.heads * (decoder.head_width if decoder.latent is None else decoder.latent.value_width)
 
 
-def convention(forward: Forward, sequence_length: float) -> float:
+def seeing(forward: Forward, vision: Vision, width: int) -> Forward:
+    """The same for a decoder of this width behind a tower and a projector."""
+    patches = vision.patches_per_side**2
+    of_patches = 2.0 * patches * 3 * vision.patch_size**2 * vision.width
+    products = 4 * vision.width**2 + 2 * vision.width * vision.hidden
+    scores_and_values = 2 * vision.length * vision.width
+    in_blocks = 2.0 * vision.layers * vision.length * (products + scores_and_values)
+    joined = vision.width * vision.shuffle**2
+    projected = 2.0 * vision.tokens_per_picture * width * (joined if vision.order == "idefics" else joined + width)
+    return replace(forward, picture=of_patches + in_blocks + projected)
+
+
+def convention(forward: Forward, sequence_length: float, pictures: float = 0.0) -> float:
     """Forward and backward where each token looks at its whole row: the numerator of the MFU that others publish."""
-    return exact(forward, sequence_length)
+    return exact(forward, sequence_length, pictures)
 
 
-def exact(forward: Forward, keys: float) -> float:
-    """Forward and backward where a token looks at `keys` tokens on average: nothing hidden, nothing twice."""
-    return BOTH_WAYS * (forward.in_blocks + forward.head + forward.attention_per_key * keys)
+def exact(forward: Forward, keys: float, pictures: float = 0.0) -> float:
+    """Forward and backward where a token looks at `keys` tokens on average: nothing hidden, nothing twice.
+
+    pictures: for each token. The pixels' own gradient, which nobody wants, is counted: some thousandths of the tower.
+    """
+    in_decoder = forward.in_blocks + forward.head + forward.attention_per_key * keys
+    return BOTH_WAYS * (in_decoder + forward.picture * pictures)
 
 
 def mean_keys(length: int, window: int | None) -> float:

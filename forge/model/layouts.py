@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from forge.model.decoder import Decoder
 from forge.model.families import DEEPSEEK
+from forge.model.vlm import VLM
 
 Shape = tuple[int, ...]
+HEAD = "lm_head.weight"
 BIAS = "bias"       # of a mixture: what only the choice of experts sees
 
 
@@ -96,19 +98,31 @@ class Experts:
 @dataclass(frozen=True)
 class Layout:
     """rules: one for each parameter, and for each selection bias of experts where the family has them.
-    surplus: names on disk that carry no weights, and may be there."""
+    surplus: names on disk that carry no weights, and may be there. head: the name of the head on disk, which a tied
+    model's folder may hold too. idle: tensors that the family has, and computes nothing with."""
 
     rules: dict[str, Rule]
     surplus: re.Pattern[str]
+    head: str
+    idle: dict[str, Shape] = field(default_factory=dict)
 
 
 def layouts(decoder: Decoder) -> list[Layout]:
     """The layouts a folder of this family may have, the one we write first."""
+    if isinstance(decoder, VLM):
+        from forge.model import vision_layouts
+
+        return vision_layouts.layouts(decoder)
+    return of_text(decoder, "model.", HEAD)
+
+
+def of_text(decoder: Decoder, prefix: str, head: str) -> list[Layout]:
+    """Those of a decoder whose tensors' names begin with `prefix`."""
     if decoder.family == "gpt2":        # with the prefix as GPT2LMHeadModel saves, without as the released files
         return [_gpt2(decoder, "transformer."), _gpt2(decoder, "")]
     if decoder.routing is None:
-        return [_llama(decoder, _dense)]
-    return [_llama(decoder, _released_experts), _llama(decoder, _fused_experts)]
+        return [_llama(decoder, _dense, prefix, head)]
+    return [_llama(decoder, experts, prefix, head) for experts in (_released_experts, _fused_experts)]
 
 
 FeedForward = Callable[[Decoder, str], dict[str, Rule]]     # prefix of a layer on disk -> rules of its feed-forward
@@ -127,22 +141,22 @@ def _gpt2(decoder: Decoder, prefix: str) -> Layout:
             rules |= {f"{here}{ours}.{kind}": Same(f"{there}{theirs}.{kind}") for kind in ("weight", "bias")}
     rules |= {f"final_norm.{kind}": Same(f"{prefix}ln_f.{kind}") for kind in ("weight", "bias")}
     # The released files hold each layer's causal mask as attn.bias.
-    return Layout(rules | _head(decoder), re.compile(r".*\.attn\.(masked_)?bias"))
+    return Layout(rules | _head(decoder, HEAD), re.compile(r".*\.attn\.(masked_)?bias"), HEAD)
 
 
-def _llama(decoder: Decoder, feed_forward: FeedForward) -> Layout:
-    rules: dict[str, Rule] = {"embedding.weight": Same("model.embed_tokens.weight")}
+def _llama(decoder: Decoder, feed_forward: FeedForward, prefix: str, head: str) -> Layout:
+    rules: dict[str, Rule] = {"embedding.weight": Same(f"{prefix}embed_tokens.weight")}
     for layer in range(decoder.layers):
-        here, there = f"blocks.{layer}.", f"model.layers.{layer}."
+        here, there = f"blocks.{layer}.", f"{prefix}layers.{layer}."
         found = (_norms(there) | (_attention if decoder.latent is None else _latent_attention)(decoder, there)
                  | (_dense if layer < decoder.dense_layers else feed_forward)(decoder, there))
         rules |= {f"{here}{name}": rule for name, rule in found.items()}
-    rules["final_norm.weight"] = Same("model.norm.weight")
-    return Layout(rules | _head(decoder), re.compile(r".*\.rotary_emb\.inv_freq"))
+    rules["final_norm.weight"] = Same(f"{prefix}norm.weight")
+    return Layout(rules | _head(decoder, head), re.compile(r".*\.rotary_emb\.inv_freq"), head)
 
 
-def _head(decoder: Decoder) -> dict[str, Rule]:
-    return {} if decoder.tied else {"head.weight": Same("lm_head.weight")}
+def _head(decoder: Decoder, head: str) -> dict[str, Rule]:
+    return {} if decoder.tied else {"head.weight": Same(head)}
 
 
 def _norms(there: str) -> dict[str, Rule]:

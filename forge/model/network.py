@@ -38,10 +38,19 @@ class Network(nn.Module):
         if not decoder.tied:
             self.head = nn.Linear(decoder.width, decoder.vocab_size, bias=False)
 
+    def train(self, mode: bool = True) -> Network:
+        """What is frozen whole (optimizer.groups) stays in evaluation mode: no dropout is drawn, nothing remembered."""
+        super().train(mode)
+        for module in self.modules():
+            parameters = list(module.parameters())
+            if mode and parameters and not any(parameter.requires_grad for parameter in parameters):
+                module.eval()
+        return self
+
     def forward(self, batch: Batch, scale: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         positions, plan = self._prepare(batch)
         scaled, loss_sum, aux, load = self.compute(
-            batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale)
+            batch.tensors["tokens"], batch.tensors["targets"], positions, plan, scale, *self._beside(batch))
         if self.training and self.decoder.routing is not None:
             remember_pass(self._mixtures(), load)
         return scaled, loss_sum, self._terms(aux, load)
@@ -54,14 +63,15 @@ class Network(nn.Module):
         """One a block; None where it is dense."""
         return [block.feed_forward if block.routed else None for block in self.blocks]
 
-    def compute(self, tokens: Tensor, targets: Tensor, positions: Tensor, plan: Any,
-                scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def compute(self, tokens: Tensor, targets: Tensor, positions: Tensor, plan: Any, scale: Tensor,
+                *beside: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(scaled, loss_sum, aux, load): all that can be compiled as one graph.
 
-        load: [layers, 2 or 3, num_experts], see forge.moe_router.MoERouter.
+        beside: what a model that embeds more than tokens takes from the batch. load: [layers, 2 or 3, num_experts], see
+        forge.moe_router.MoERouter.
         """
         valid = None if self.decoder.routing is None else targets != IGNORED
-        hidden, aux, load = self._hidden(tokens, positions, valid, plan)
+        hidden, aux, load = self._hidden(tokens, positions, valid, plan, *beside)
         scaled, loss_sum = self.score(hidden, targets, scale)
         return scaled + aux * scale, loss_sum, aux.detach(), load
 
@@ -71,7 +81,7 @@ class Network(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         positions, plan = self._prepare(batch)
-        hidden, _, _ = self._hidden(batch.tensors["tokens"], positions, None, plan)
+        hidden, _, _ = self._hidden(batch.tensors["tokens"], positions, None, plan, *self._beside(batch))
         return F.linear(self.final_norm(hidden), self._head_weight()).float()
 
     def block_lists(self) -> list[nn.ModuleList]:
@@ -85,6 +95,10 @@ class Network(nn.Module):
 
     def forward_flops(self) -> Forward:
         return forward_of(self.decoder)
+
+    def branches(self, name: str) -> int:
+        """How many branches add up in the stream that this parameter's branch is added to."""
+        return 2 * self.decoder.layers
 
     def _prepare(self, batch: Batch) -> tuple[Tensor, Any]:
         """Positions [B or 1, T], and the attention option's plan."""
@@ -100,10 +114,18 @@ class Network(nn.Module):
                         length=length, device=tokens.device)
         return positions, self.attention.plan(layout)
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None,
-                plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _beside(self, batch: Batch) -> tuple[Any, ...]:
+        """What `_embedded` takes beside tokens."""
+        return ()
+
+    def _embedded(self, tokens: Tensor, *beside: Any) -> Tensor:
+        """[B, T, width]"""
+        return self.embedding(tokens)       # type: ignore[no-any-return]
+
+    def _hidden(self, tokens: Tensor, positions: Tensor, valid: Tensor | None, plan: Any,
+                *beside: Any) -> tuple[Tensor, Tensor, Tensor]:
         """(what the last block gives [B, T, width], aux, load: see compute)"""
-        x, rotation = self.embedding(tokens), None
+        x, rotation = self._embedded(tokens, *beside), None
         if self.decoder.rotary is None:
             x = x + self.position_embedding(positions)
         else:
@@ -126,18 +148,18 @@ class Network(nn.Module):
         return terms_of(routing, load) | ({"aux_loss": aux} if routing.aux_loss > 0 or routing.z_loss > 0 else {})
 
 
-def initialised(decoder: Decoder, parts: Parts) -> Network:
-    """A network with weights drawn from torch's global generator, on the default device."""
+def initialised(decoder: Decoder, parts: Parts, kind: type[Network] = Network) -> Network:
+    """A network of this kind with weights drawn from torch's global generator, on the default device."""
     device = torch.get_default_device()
     # What the layers' constructors draw is thrown away, so options that draw differently start from the same weights.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        network = Network(decoder, parts)
-    added_std = decoder.init_std / (2 * decoder.layers) ** 0.5
+        network = kind(decoder, parts)
     for name, parameter in network.named_parameters():
         added = name.endswith(("attention.out.weight", "feed_forward.down.weight", "feed_forward.down",
                                "feed_forward.shared.down.weight"))
         if parameter.dim() >= 2:
-            nn.init.normal_(parameter, std=added_std if added else decoder.init_std)
+            branches = network.branches(name) if added else 1
+            nn.init.normal_(parameter, std=decoder.init_std / branches**0.5)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return network

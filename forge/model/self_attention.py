@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from forge.model import Parts
 from forge.model.decoder import Decoder
 from forge.model.rotary import rotate
+from forge.operators.gate import gating
 
 
 class SelfAttention(nn.Module):
-    """[B, T, width] -> [B, T, width]. qkv.weight holds the rows of all queries, then all keys, then all values."""
+    """[B, T, width] -> [B, T, width]. qkv.weight holds the rows of all queries, then all keys, then all values.
+    gate.weight: one row a head, or one a number of each head."""
 
     def __init__(self, decoder: Decoder, parts: Parts) -> None:
         super().__init__()
@@ -22,6 +24,9 @@ class SelfAttention(nn.Module):
         self.sizes = [queries, keys, keys]
         self.qkv = nn.Linear(decoder.width, sum(self.sizes), bias=decoder.biases)
         self.out = nn.Linear(queries, decoder.width, bias=decoder.biases)
+        if decoder.attention_gate != "none":
+            gates = decoder.heads if decoder.attention_gate == "head" else queries
+            self.gate, self.gated = nn.Linear(decoder.width, gates, bias=False), gating(parts.operators)
         if decoder.qk_norm != "none":
             over = [decoder.head_width] * 2 if decoder.qk_norm == "head" else [queries, keys]
             self.q_norm, self.k_norm = (parts.operators.norm(width, "rms", decoder.eps) for width in over)
@@ -39,6 +44,8 @@ class SelfAttention(nn.Module):
             assert self.decoder.rotary is not None
             q, k = (rotate(tensor, rotation, self.decoder.rotary.interleaved) for tensor in (q, k))
         heads = self.attend(q, k, v, plan, self.decoder.dropout if self.training else 0.0)
+        if self.decoder.attention_gate != "none":
+            return self.out(self.gated(heads, self.gate(x)))    # type: ignore[no-any-return]
         return self.out(heads.transpose(1, 2).flatten(2))       # type: ignore[no-any-return]
 
 

@@ -17,12 +17,14 @@ from forge.errors import ConfigError, UnreadableError, UnusableEnvironment
 from forge.model.decoder import Decoder
 from forge.model.huggingface import disagreements, predictors, read_config, settings_of
 from forge.model.layouts import BIAS, Layout, Shape, layouts
+from forge.model.vision_families import is_vision
 from forge.moe_router.memory import Memory
 from forge.notes import say
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+                   "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json",
+                   "preprocessor_config.json", "processor_config.json")
 _REMEMBERED = tuple(f".feed_forward.{name}" for name in Memory._fields)        # by a mixture of experts
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD_BYTES = 5 * 10**9        # of a released file, so that hosts and file systems with limits take it
@@ -84,7 +86,10 @@ def save_weights(weights: dict[str, Tensor], decoder: Decoder, folder: Path, bes
     if folder.exists():
         raise ConfigError(f"{folder} is there already: name a folder that is not.")
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.") if weights else "float32"
-    settings |= {"torch_dtype": dtype, **_special_tokens(beside.get("config.json"))}
+    stated = read_config(beside["config.json"].parent) if "config.json" in beside else {}
+    settings |= {"torch_dtype": dtype, **_special_tokens(stated)}
+    if is_vision(settings):
+        settings["text_config"] |= _special_tokens(stated.get("text_config", {}))
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -157,8 +162,9 @@ def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, 
 
     layout = min(layouts(decoder), key=lambda one: len(wanted_by(one).keys() - checkpoint.shapes.keys()))
     wanted, found = wanted_by(layout), checkpoint.shapes
-    left_over = {name for name in found.keys() - wanted.keys() - unread if not layout.surplus.fullmatch(name)}
-    if decoder.tied and "lm_head.weight" in left_over:
+    left_over = {name for name in found.keys() - wanted.keys() - unread - layout.idle.keys()
+                 if not layout.surplus.fullmatch(name)}
+    if decoder.tied and layout.head in left_over:
         left_over -= _equal_head(checkpoint, layout)
     common = wanted.keys() & found.keys()
     complaints = [
@@ -175,8 +181,8 @@ def _checked_layout(checkpoint: Checkpoint, decoder: Decoder, shapes: dict[str, 
 def _equal_head(checkpoint: Checkpoint, layout: Layout) -> set[str]:
     """A tied model's head, where the folder holds it too, and it is the embedding."""
     name, = layout.rules["embedding.weight"].shapes((0, 0))
-    equal = name in checkpoint.shapes and torch.equal(checkpoint("lm_head.weight"), checkpoint(name))
-    return {"lm_head.weight"} if equal else set()
+    equal = name in checkpoint.shapes and torch.equal(checkpoint(layout.head), checkpoint(name))
+    return {layout.head} if equal else set()
 
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:
@@ -205,6 +211,9 @@ def _on_disk(weights: dict[str, Tensor], layout: Layout) -> Iterator[tuple[str, 
     for name, rule in layout.rules.items():
         for there, tensor in rule.write(weights[name].detach()).items():
             yield there, tensor.cpu().contiguous()
+    dtype = next(iter(weights.values())).dtype
+    for name, shape in layout.idle.items():
+        yield name, torch.full(shape, float(name.endswith("weight")), dtype=dtype)
 
 
 def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
@@ -234,8 +243,7 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
 
 
-def _special_tokens(config: Path | None) -> dict[str, Any]:
+def _special_tokens(stated: dict[str, Any]) -> dict[str, Any]:
     """Ids of the tokens that begin, end and pad a text. None rather than the defaults of transformers, which are those
     of one vocabulary."""
-    stated = {} if config is None else read_config(config.parent)
     return {name: stated.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -52,8 +52,9 @@ def utilisation(run: Run, targets_per_second: float) -> dict[str, float | None]:
     if peak is None or not seen.targets:
         return shares
     second = targets_per_second / (peak * run.topology.world_size)
-    shares["mfu"] = convention(forward, seen.row_length) * second
-    shares["mfu_exact"] = exact(forward, seen.keys_of_text) * second
+    pictures = seen.pictures / seen.targets
+    shares["mfu"] = convention(forward, seen.row_length, pictures) * second
+    shares["mfu_exact"] = exact(forward, seen.keys_of_text, pictures) * second
     how = execution(config, forward, seen)
     if how is not None:
         shares["hfu"] = executed(forward, how) * second * seen.tokens / seen.targets
@@ -78,15 +79,15 @@ def possible(shares: dict[str, float | None], peak: float, most: float = 1.0) ->
 
 def execution(config: Config, forward: Forward, seen: Seen) -> Execution | None:
     """How the chosen options compute the model; None where one of them does not say what it executes, where weights
-    are frozen, where some of unequal blocks are recomputed, or where compiled blocks with dropout recompute: what the
-    compiler then leaves out is its own."""
+    are frozen, where the model sees pictures, where some of unequal blocks are recomputed, or where compiled blocks
+    with dropout recompute: what the compiler then leaves out is its own."""
     attention: Executes | None = getattr(config.attention, "executes", None)
     repeats = getattr(config.checkpointing, "repeats", None)
     head_products = getattr(config.loss, "head_products", None)
     pads = getattr(config.moe_router, "pads_experts", None) if forward.routed else False
     if attention is None or repeats is None or head_products is None or pads is not False:
         return None
-    if any(group.frozen for group in config.optimizer.groups):
+    if forward.picture or any(group.frozen for group in config.optimizer.groups):
         return None
     again: Repeats = repeats(forward.layers)
     if 0 < again.blocks < forward.layers and 0 < forward.dense_layers < forward.layers:

@@ -15,14 +15,14 @@ class Seen:
 
     window: the model's, in tokens. tokens: B * T of each batch; targets: those of them that are trained on; padding:
     those that are no text. keys: that the tokens may look at, causally, in window and document, and of them those of
-    padding; pairs: B * T * T, hidden or not. documents: whether any batch tells documents apart.
-    samples: that were read for them; bad: of those, by (reason, number of the shard).
+    padding; pairs: B * T * T, hidden or not. pictures: that came with them. documents: whether any batch tells
+    documents apart. samples: that were read for them; bad: of those, by (reason, number of the shard).
     """
 
     def __init__(self, window: int | None) -> None:
         self.window = window
         self.tokens, self.targets, self.padding, self.pairs = 0, 0, 0, 0
-        self.keys, self.padding_keys = 0.0, 0.0
+        self.keys, self.padding_keys, self.pictures = 0.0, 0.0, 0
         self.documents = False
         self.samples = 0
         self.bad: Counter[tuple[str, int]] = Counter()
@@ -32,6 +32,7 @@ class Seen:
         self.tokens += rows * length
         self.targets += batch.num_targets
         self.pairs += rows * length**2
+        self.pictures += len(batch.tensors.get("pictures", ()))
         positions, lengths = batch.tensors.get("positions"), batch.tensors.get("lengths")
         self.documents |= positions is not None
         if batch.reads is not None:

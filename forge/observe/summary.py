@@ -69,6 +69,10 @@ def _losses(result: dict[str, Any]) -> list[str]:
         beside = (f"; a byte-trigram model reaches {result['loss_trigram']:.4f}"
                   if result.get("loss_trigram") is not None else "")
         lines.append(f"Held-out loss {result['loss_heldout']:.4f} {unit}{beside}.")
+    if result.get("exact") is not None:
+        kinds = ", ".join(f"{name.removeprefix('exact_')} {share:.1%}" for name, share in result.items()
+                          if name.startswith("exact_"))
+        lines.append(f"Answered exactly: {result['exact']:.1%} of the held-out samples{kinds and f' ({kinds})'}.")
     if result["tokens_per_second"] is not None:
         padded = f", beside {result['padding_share']:.1%} padding" if result["padding_share"] else ""
         lines.append(f"{result['tokens_per_second']:,.0f} tokens/s{padded}; "

@@ -13,6 +13,8 @@ Activation = Literal["swiglu", "gelu", "gelu_tanh", "gelu_tanh_norm"]
 
 @runtime_checkable
 class Operators(Protocol):
+    """An option that states `fused_gate = True` has a kernel for the gate on attention: see forge.operators.gate."""
+
     def norm(self, width: int, kind: Norm, eps: float) -> nn.Module:
         """[..., width] -> the same. Parameters: weight [width]; layer also bias [width]."""
         ...

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Fused:
     """gelu_tanh: in the epilogue of `up`, and its derivative in that of `down`'s backward. gelu_tanh_norm: GELU and
-    norm in one kernel each way. Everything else is as in operators=native."""
+    norm in one kernel each way. A gate on attention: sigmoid and product in one kernel each way. Everything else is as
+    in operators=native."""
 
+    fused_gate: ClassVar[bool] = True
     down_inside: ClassVar[str] = "gelu_tanh"    # with this activation `down` is one operator, and recomputed with it
 
     def norm(self, width: int, kind: Norm, eps: float) -> nn.Module:

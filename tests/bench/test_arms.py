@@ -32,6 +32,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Option:
     seconds: float
+    def read(self, batch):
+        return batch
+
     def __call__(self, batch):
         time.sleep(self.seconds)
         return batch
@@ -46,6 +49,9 @@ calls = []
 @dataclass(frozen=True)
 class Option:
     at: int
+    def read(self, batch):
+        return batch
+
     def __call__(self, batch):
         calls.append(batch)
         if len(calls) == self.at:

@@ -78,7 +78,7 @@ def test_what_is_whole_is_read_and_what_is_not_is_told(name, shard, tmp_path, ca
     found = [fault for fault in faults(path, tmp_path / "cache") if not fault.harmless]
     assert bool(found) == damaged, found
     if num_samples == 0:
-        with pytest.raises(ConfigError, match="No sample in"):
+        with pytest.raises((ConfigError, UnreadableError), match="No sample in"):
             opened([path], tmp_path, others={"image": picture})
     else:
         source, dropped = opened([path], tmp_path, others={"image": picture})
@@ -119,7 +119,7 @@ def test_what_is_dropped_is_counted_by_reason_and_shard(name, reasons, shard, tm
 def test_what_a_user_should_know_is_said(name, words, shard, tmp_path, caplog):
     try:
         opened([shard(name)], tmp_path)
-    except ConfigError as error:
+    except UnreadableError as error:
         assert "Dropped were 1 for a damaged shard" in str(error)
     assert words in caplog.text
 

@@ -22,11 +22,10 @@ def folder(tmp_path):
 
 def option(folder, **changes):
     settings = {"train": str(folder), "heldout": None, "heldout_fraction": 0.2, "tokenizer": "bytes",
-                "text_field": "txt", "pictures": None, "labels": None, "arrays": None, "weights": None,
-                "key_dot": "first",
+                "text_field": "txt", "pictures": None, "labels": None, "arrays": None, "conversation": None,
+                "weights": None, "key_dot": "first",
                 "keep_empty": False, "invalid_utf8": "keep", "shuffle_shards": None, "max_bad": 0.05, "bad_floor": 0,
-                "staging": None,
-                "cache": str(folder.parent / "cache")}
+                "staging": None, "cache": str(folder.parent / "cache")}
     return Shards(**settings | changes)
 
 

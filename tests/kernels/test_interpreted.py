@@ -60,6 +60,38 @@ def test_gelu_and_norm(monkeypatch, width, dtype):
 
 
 @interpreted
+@pytest.mark.parametrize("shape", [(2, 3, 5, 6), (1, 4, 2, 16)])
+@pytest.mark.parametrize("kind", ["head", "element"])
+@pytest.mark.parametrize("layout", ["heads first", "tokens first"])
+def test_heads_and_gate(monkeypatch, shape, kind, layout):
+    """Against the separate operators: an exponential, a sum, a quotient and two products, at most 8 roundings of each
+    number; gates of a head are sums of its numbers, so relative to the sum of their sizes, D roundings more."""
+    from forge.kernels import gated as kernel
+    from forge.operators.gate import gated, gated_plainly
+
+    monkeypatch.setattr(kernel, "TILE", 32)                 # several programs a token, and one that is not full
+    batch, heads, tokens, width = shape
+    x = drawn(*shape, seed=0)
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if layout == "tokens first" else x
+    gate = 4 * drawn(batch, tokens, heads if kind == "head" else heads * width, seed=1)
+    gradient = drawn(batch, tokens, heads * width, seed=2)
+    results = []
+    for function, dtype in ((gated, torch.float32), (gated_plainly, torch.float64)):
+        inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in (x, gate)]
+        y = function(*inputs)
+        results.append((y.detach(), *torch.autograd.grad(y, inputs, gradient.to(dtype))))
+    ours, exact = results
+    for one, other in zip(ours[:2], exact[:2], strict=True):
+        assert one.shape == other.shape and ((one - other).abs() <= 8 * UNIT * other.abs()).all()
+    slope = (torch.sigmoid(gate.double()) * torch.sigmoid(-gate.double())).unflatten(-1, (heads, -1))
+    sizes = (gradient.double().unflatten(-1, (heads, -1)) * x.double().transpose(1, 2)).abs() * slope
+    sizes = sizes.sum(-1) if kind == "head" else sizes.flatten(2)
+    # 1 - sigmoid cancels where a gate is open: its rounding is relative to 1, not to itself.
+    opened = 1 / torch.sigmoid(-gate.double())
+    assert ((ours[2] - exact[2]).abs() <= (8 + width + 4 * opened) * UNIT * sizes).all()
+
+
+@interpreted
 def test_the_derivative_of_gelu_and_norm_by_finite_differences():
     from forge.operators.inner_norm import GeluNorm
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoders import LLAMA, ROUTING, SMALL, parts, preset
+from decoders import EVERY, LLAMA, ROUTING, parts, preset
 from torch.utils.checkpoint import checkpoint
 
 from forge.attention.cudnn import CuDNN
@@ -24,7 +24,7 @@ from forge.model.latent import LatentAttention
 from forge.moe_router.sorted import Sorted
 from forge.passes.turns import seed
 
-ALL = pytest.mark.parametrize("name", SMALL)
+ALL = pytest.mark.parametrize("name", EVERY)
 
 
 def _build(decoder, **options):
@@ -51,7 +51,8 @@ def _step(network, batch, scale=None):
     ("moe_tiny", 1.905792), ("gpt2_124m", 124.439808), ("gpt2_350m", 354.823168), ("gpt2_774m", 774.030080),
     ("gpt2_1558m", 1557.611200), ("llama_160m", 160.058112), ("llama_1b", 1235.814400), ("llama_8b", 8030.261248),
     ("mixtral_8x7b", 46702.792704), ("olmoe_1b_7b", 6919.161856), ("qwen3_30b_a3b", 30532.122624),
-    ("moonlight_16b_a3b", 15960.108544), ("dots1_142b_a14b", 142774.373888), ("deepseek_v3", 671026.404352)])
+    ("moonlight_16b_a3b", 15960.108544), ("dots1_142b_a14b", 142774.373888), ("deepseek_v3", 671026.404352),
+    ("vlm_tiny", 0.983456), ("vlm_222m", 222.082176), ("vlm_460m", 460.113984), ("vlm_gr00t", 1542.630128)])
 def test_presets_have_as_many_weights_as_the_released_models(name, millions):
     with torch.device("meta"):
         network = preset(name).build(parts(moe_router=Sorted()))
@@ -64,16 +65,16 @@ def test_vocabulary_can_be_padded():
 
 @ALL
 def test_contract(name):
-    network = _build(SMALL[name])
+    network = _build(EVERY[name])
     batch = _batch()
     scaled, loss_sum, terms = network(batch, torch.tensor(0.5))
-    routed = SMALL[name].routing is not None
+    routed = EVERY[name].routing is not None
     assert list(terms) == (["expert_choices", "expert_load"] if routed else [])
     assert loss_sum.dtype == torch.float32 and not loss_sum.requires_grad
     assert torch.equal(scaled, loss_sum * 0.5)
     assert network.logits(batch).shape == (3, 16, 61)
     if routed:
-        dense, routing = SMALL[name].dense_layers, SMALL[name].routing
+        dense, routing = EVERY[name].dense_layers, EVERY[name].routing
         assert terms["expert_load"].shape == (2, routing.num_experts)
         assert (terms["expert_choices"].sum(1)[dense:] == batch.num_targets * routing.top_k).all()
         assert (terms["expert_load"].sum(1)[dense:] == 3 * 16 * routing.top_k).all()        # all are computed
@@ -83,7 +84,7 @@ def test_contract(name):
 
 
 def test_auxiliary_losses_are_scaled_with_the_loss_and_reported():
-    decoder = replace(SMALL["mixtral"], routing=replace(ROUTING, aux_loss=0.1, z_loss=0.01))
+    decoder = replace(EVERY["mixtral"], routing=replace(ROUTING, aux_loss=0.1, z_loss=0.01))
     network, own = _build(decoder), []
     for block in network.blocks:
         block.feed_forward.register_forward_hook(lambda module, inputs, outputs: own.append(outputs[1].detach()))
@@ -95,7 +96,7 @@ def test_auxiliary_losses_are_scaled_with_the_loss_and_reported():
 @ALL
 def test_two_micro_batches_of_unequal_counts_add_up_to_one_batch(name):
     """Tolerance: sums over twice the rows in another order, about rows * length * u of the gradient; u = 2**-24."""
-    decoder = SMALL[name]
+    decoder = EVERY[name]
     if decoder.routing is not None:
         decoder = replace(decoder, routing=replace(decoder.routing, aux_loss=0.1, aux_scope="sequence", z_loss=0.01))
     network = _build(decoder)
@@ -113,7 +114,7 @@ def test_two_micro_batches_of_unequal_counts_add_up_to_one_batch(name):
 
 @ALL
 def test_same_seed_same_weights_whatever_the_options(name):
-    one, other = _build(SMALL[name]), _build(SMALL[name], moe_router=Sorted(), loss=Chunked(8, 1))
+    one, other = _build(EVERY[name]), _build(EVERY[name], moe_router=Sorted(), loss=Chunked(8, 1))
     assert one.state_dict().keys() == other.state_dict().keys()
     for key, value in one.state_dict().items():
         assert torch.equal(value, other.state_dict()[key])
@@ -122,7 +123,7 @@ def test_same_seed_same_weights_whatever_the_options(name):
 @ALL
 def test_three_products_are_the_fused_one(name):
     """Tolerance: the same sums of at most 48 float32 terms, cut otherwise, through two blocks and back."""
-    fused, apart = _build(SMALL[name]), _build(replace(SMALL[name], fused_qkv=False))
+    fused, apart = _build(EVERY[name]), _build(replace(EVERY[name], fused_qkv=False))
     assert [key for key, _ in fused.named_parameters()] == [key for key, _ in apart.named_parameters()]
     products = []
     apart.blocks[0].attention.qkv.register_forward_hook(lambda *_: products.append("one"))
@@ -135,7 +136,7 @@ def test_three_products_are_the_fused_one(name):
 @pytest.mark.parametrize("documents", [False, True])
 def test_values_narrower_than_keys_are_what_eager_computes_with_every_attention(option, documents):
     """Padded with zeros where an option takes one width only, as fused kernels do. Tolerance: as above."""
-    decoder = SMALL["deepseek_v3"]
+    decoder = EVERY["deepseek_v3"]
     more = {"documents": torch.tensor([[0] * 5 + [1] * 11] * 3, dtype=torch.int32)} if documents else {}
     plain, other = _build(decoder), _build(decoder, attention=option)
     for one, two in zip(_step(plain, _batch(**more)), _step(other, _batch(**more)), strict=True):
@@ -144,7 +145,7 @@ def test_values_narrower_than_keys_are_what_eager_computes_with_every_attention(
 
 def test_latent_attention_is_attention_with_its_matrices_multiplied_out():
     """Without norms and positions, one latent more is only a product more: keys and values straight from the input."""
-    decoder = replace(SMALL["deepseek_v3"], width=16, latent=replace(SMALL["deepseek_v3"].latent, q_rank=None))
+    decoder = replace(EVERY["deepseek_v3"], width=16, latent=replace(EVERY["deepseek_v3"].latent, q_rank=None))
     module = LatentAttention(decoder, parts(operators=SimpleNamespace(norm=lambda *_: torch.nn.Identity())))
     x, still = torch.randn(2, 9, 16), torch.stack([torch.ones(1, 1, 9, 2), torch.zeros(1, 1, 9, 2)])
     causal = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
@@ -160,7 +161,7 @@ def test_latent_attention_is_attention_with_its_matrices_multiplied_out():
 
 
 def test_weights_are_drawn_as_gpt2_draws_them():
-    network = _build(replace(SMALL["gpt2"], width=128, hidden=512, layers=8, head_width=32))
+    network = _build(replace(EVERY["gpt2"], width=128, hidden=512, layers=8, head_width=32))
     deviations = {name: p.std().item() for name, p in network.named_parameters() if p.dim() == 2}
     for name, deviation in deviations.items():
         added = name.endswith(("attention.out.weight", "down.weight"))
@@ -172,7 +173,7 @@ def test_weights_are_drawn_as_gpt2_draws_them():
 
 @ALL
 def test_checkpointed_blocks_compute_the_same_bits(name):
-    network = _build(replace(SMALL[name], dropout=0.1))
+    network = _build(replace(EVERY[name], dropout=0.1))
     plain = _step(network, _batch())
     for blocks in network.block_lists():
         for block in blocks:
@@ -184,7 +185,7 @@ def test_checkpointed_blocks_compute_the_same_bits(name):
                                            ("qwen3_moe", {"moe_router": Sorted()})])
 def test_compute_can_be_traced_as_one_graph(name, options):
     torch._dynamo.reset()       # what other tests compiled counts against the limit of recompilations
-    network = _build(SMALL[name], **options)
+    network = _build(EVERY[name], **options)
     plain = _step(network, _batch())
     network.compute = torch.compile(network.compute, fullgraph=True, backend="aot_eager")
     for one, other in zip(plain, _step(network, _batch()), strict=True):
@@ -192,7 +193,7 @@ def test_compute_can_be_traced_as_one_graph(name, options):
 
 
 def test_dropout_is_a_function_of_the_batch():
-    network = _build(replace(SMALL["gpt2"], dropout=0.3))
+    network = _build(replace(EVERY["gpt2"], dropout=0.3))
     one = _step(network, _batch())
     torch.rand(5)
     again, other = _step(network, _batch()), _step(network, replace(_batch(), seed=8))
@@ -203,7 +204,7 @@ def test_dropout_is_a_function_of_the_batch():
 
 @ALL
 def test_documents_in_one_row_are_computed_as_if_alone(name):
-    network = _build(SMALL[name])
+    network = _build(EVERY[name])
     alone = [_batch(rows=1, length=length, seed=length).tensors["tokens"] for length in (5, 9)]
     packed = Batch({"tokens": torch.cat(alone, dim=1),
                     "documents": torch.tensor([[0] * 5 + [1] * 9], dtype=torch.int32),
@@ -216,7 +217,7 @@ def test_documents_in_one_row_are_computed_as_if_alone(name):
 
 
 def test_no_token_sees_the_next():
-    for decoder in SMALL.values():
+    for decoder in EVERY.values():
         network = _build(decoder)
         tokens = _batch().tensors["tokens"]
         changed = tokens.clone()
@@ -227,7 +228,7 @@ def test_no_token_sees_the_next():
 
 
 def test_rotary_frequencies_stay_exact_in_a_cast_model():
-    network = _build(SMALL["llama"])
+    network = _build(EVERY["llama"])
     exact = network.rotary.frequencies.clone()
     assert torch.equal(copy.deepcopy(network).to(torch.bfloat16).rotary.frequencies, exact)
     assert not any("frequencies" in name for name in network.state_dict())
@@ -236,7 +237,7 @@ def test_rotary_frequencies_stay_exact_in_a_cast_model():
 @ALL
 @pytest.mark.parametrize("mode", ["parameters", "autocast", "autocast_residual"])
 def test_bfloat16_trains(name, mode):
-    network = _build(SMALL[name])
+    network = _build(EVERY[name])
     exact = network(_batch(), torch.tensor(1.0))[1]
     if mode == "parameters":
         network.to(torch.bfloat16)
@@ -261,7 +262,7 @@ def test_flops_per_token_follow_the_convention():
 
 
 def _latent(**changes):
-    return replace(SMALL["deepseek_v3"], **changes)
+    return replace(EVERY["deepseek_v3"], **changes)
 
 
 def _problems(decoder):
@@ -274,12 +275,12 @@ def _problems(decoder):
     (replace(LLAMA, layers=0), "model.layers=0: at least 1"),
     (replace(LLAMA, window=0), "model.window=0"),
     (replace(LLAMA, dropout=1.0), "model.dropout=1.0"),
-    (replace(SMALL["gpt2"], max_length=8), "sequence_length=16 is longer than model.max_length=8"),
+    (replace(EVERY["gpt2"], max_length=8), "sequence_length=16 is longer than model.max_length=8"),
     (replace(LLAMA, routing=replace(ROUTING, top_k=6)), "model.routing.top_k=6 does not fit"),
     (replace(LLAMA, routing=ROUTING, activation="gelu"), "experts compute swiglu"),
     (replace(LLAMA, dense_first=DenseFirst(1, 8)), "set model.dense_first=null"),
-    (replace(SMALL["dots1"], dense_first=DenseFirst(2, 8)), "model.dense_first.layers=2: between 1 and"),
-    (replace(SMALL["dots1"], dense_first=DenseFirst(1, 0)), "model.dense_first.hidden=0"),
+    (replace(EVERY["dots1"], dense_first=DenseFirst(2, 8)), "model.dense_first.layers=2: between 1 and"),
+    (replace(EVERY["dots1"], dense_first=DenseFirst(1, 0)), "model.dense_first.hidden=0"),
     (_latent(kv_heads=2), "model.kv_heads=2: .* set model.kv_heads=4"),
     (_latent(rotary=None), "set model.rotary.base"),
     (_latent(qk_norm="head"), "model.qk_norm=head: model.latent knows none. Set model.qk_norm=none"),
@@ -305,4 +306,4 @@ def test_presets_have_no_problems(name):
 
 def test_a_row_longer_than_learned_positions_is_refused():
     with pytest.raises(ConfigError, match=r"65 tokens is longer than model.max_length=64"):
-        _build(SMALL["gpt2"]).logits(_batch(rows=1, length=65))
+        _build(EVERY["gpt2"]).logits(_batch(rows=1, length=65))

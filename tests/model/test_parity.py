@@ -23,6 +23,8 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -57,6 +59,7 @@ MODELS = {
     "llama_rope_scaling": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, rope_parameters=SCALED)),
     "llama_biases_tied": lambda: LlamaForCausalLM(LlamaConfig(
         **LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=12)),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2)),
     "mixtral_window": lambda: MixtralForCausalLM(MixtralConfig(
         **LLAMA, num_local_experts=4, num_experts_per_tok=3, sliding_window=5)),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import train_here
-from decoders import ROUTING, SMALL, parts
+from decoders import EVERY, ROUTING, parts
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 import forge.operators.epilogues  # noqa: F401     # defines the operators of EPILOGUES
@@ -84,10 +84,10 @@ def predicted(decoder, **changes) -> float:
     return executed(forward, how)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_convention_is_what_the_counter_counts(name):
     """A whole table of scores, causal or in a window, as the counter has it."""
-    decoder = SMALL[name]
+    decoder = EVERY[name]
     assert counted(decoder) == pytest.approx(convention(forward_of(decoder), LENGTH), rel=CLOSE)
     assert predicted(decoder) == pytest.approx(counted(decoder), rel=CLOSE)
     torch.manual_seed(0)
@@ -95,14 +95,14 @@ def test_the_convention_is_what_the_counter_counts(name):
 
 
 def test_the_convention_is_6_n_and_12_l_d_s():
-    decoder = SMALL["gpt2"]
+    decoder = EVERY["gpt2"]
     weights = decoder.layers * (4 * 32 * 32 + 2 * 32 * 128) + 32 * 61
     assert convention(forward_of(decoder), 100) == 6 * weights + 12 * decoder.layers * 32 * 100
 
 
 def test_each_chosen_expert_is_counted_and_no_other():
-    base = forward_of(SMALL["mixtral"])
-    more = forward_of(replace(SMALL["mixtral"], routing=replace(ROUTING, top_k=4, num_experts=10)))
+    base = forward_of(EVERY["mixtral"])
+    more = forward_of(replace(EVERY["mixtral"], routing=replace(ROUTING, top_k=4, num_experts=10)))
     assert (more.up, more.down, more.gate) == (2 * base.up, 2 * base.down, 2 * base.gate)
     assert (more.projections, more.head) == (base.projections, base.head)
 
@@ -113,7 +113,7 @@ def test_each_chosen_expert_is_counted_and_no_other():
     Selective(1, ["matmul", "attention"])], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_checkpointing_repeats_is_what_the_counter_counts(name, checkpointing, dropout):
-    decoder = replace(SMALL[name], dropout=dropout, layers=3)
+    decoder = replace(EVERY[name], dropout=dropout, layers=3)
     found = counted(decoder, checkpointing)
     if name == "deepseek_v3" and checkpointing.repeats(3).blocks < 3:
         how = execution(config(decoder, checkpointing=checkpointing), forward_of(decoder), seen())
@@ -126,15 +126,15 @@ def test_what_checkpointing_repeats_is_what_the_counter_counts(name, checkpointi
 
 @pytest.mark.parametrize("checkpointing", [KeepAll(), Full(), Selective(1, []), Selective(1, ["matmul"])], ids=str)
 def test_a_feed_forward_with_epilogues_repeats_its_last_product(checkpointing):
-    found = counted(SMALL["gpt2"], checkpointing, operators=Fused())
-    predict = partial(predicted, SMALL["gpt2"], checkpointing=checkpointing)
+    found = counted(EVERY["gpt2"], checkpointing, operators=Fused())
+    predict = partial(predicted, EVERY["gpt2"], checkpointing=checkpointing)
     assert predict(operators=Fused()) == pytest.approx(found, rel=CLOSE)
     repeats = not isinstance(checkpointing, KeepAll) and not checkpointing.repeats(2).kept
     assert (found > predict()) == repeats
 
 
 def test_the_chunked_head_is_computed_once_more():
-    decoder = SMALL["llama"]
+    decoder = EVERY["llama"]
     found = counted(decoder, loss=Chunked(20, 1))
     assert predicted(decoder, loss=Chunked(20, 1)) == pytest.approx(found, rel=CLOSE)
     assert found - counted(decoder) == pytest.approx(2 * 32 * 61, rel=CLOSE)
@@ -146,7 +146,7 @@ def test_fused_kernels_execute_seven_products_for_six():
     forward = sdpa_flop_count(shape, shape, shape)
     assert (forward + sdpa_backward_flop_count(shape, shape, shape, shape)) / forward == 7 / 2
     for option in (SDPA(), Flash(), CuDNN(), Flex()):
-        decoder = SMALL["gpt2"]
+        decoder = EVERY["gpt2"]
         forward = forward_of(decoder)
         more = predicted(decoder, attention=option) - 3 * (forward.in_blocks + forward.head)
         assert more == pytest.approx(7 / 6 * 3 * forward.attention_per_key * (LENGTH + 1) / 2)
@@ -154,7 +154,7 @@ def test_fused_kernels_execute_seven_products_for_six():
 
 def test_values_narrower_than_keys_are_padded_for_fused_kernels_and_counted_so():
     """Scores again in backward: one product of keys' width for two of theirs and two of values', forward and back."""
-    decoder = SMALL["deepseek_v3"]
+    decoder = EVERY["deepseek_v3"]
     forward = forward_of(decoder)
     assert forward.values_per_key / forward.scores_per_key == 8 / 12
     products = 3 * (forward.in_blocks + forward.head)
@@ -166,7 +166,7 @@ def test_values_narrower_than_keys_are_padded_for_fused_kernels_and_counted_so()
 
 
 def test_dense_first_blocks_and_shared_experts_are_counted():
-    decoder = replace(SMALL["dots1"], layers=3)
+    decoder = replace(EVERY["dots1"], layers=3)
     forward, dense, shared = (forward_of(one) for one in (
         decoder, replace(decoder, dense_first=replace(decoder.dense_first, hidden=49)),
         replace(decoder, routing=replace(decoder.routing, shared_hidden=41))))
@@ -177,7 +177,7 @@ def test_dense_first_blocks_and_shared_experts_are_counted():
 
 @pytest.mark.parametrize(("option", "keys"), [(Eager(), LENGTH), (SDPA(), LENGTH), (Flex(), mean_keys(LENGTH, 5))])
 def test_a_window_saves_work_only_where_a_kernel_skips_it(option, keys):
-    decoder = replace(SMALL["llama"], window=5)
+    decoder = replace(EVERY["llama"], window=5)
     how = execution(config(decoder, attention=option), forward_of(decoder), seen(5))
     assert how.computed_keys == pytest.approx(keys)
 
@@ -204,8 +204,8 @@ def test_documents_are_counted_as_their_mask_has_them(window):
     made = seen(window, [Batch({"tokens": documents.long(), "documents": documents, "positions": positions}, 29, 0)])
     allowed = mask(Layout(True, documents, window, 16, torch.device("cpu")))
     assert (made.keys, made.tokens, made.targets, made.documents) == (allowed.sum().item(), 32, 29, True)
-    sdpa = execution(config(SMALL["llama"], attention=SDPA()), forward_of(SMALL["llama"]), made)
-    flex = execution(config(SMALL["llama"], attention=Flex()), forward_of(SMALL["llama"]), made)
+    sdpa = execution(config(EVERY["llama"], attention=SDPA()), forward_of(EVERY["llama"]), made)
+    flex = execution(config(EVERY["llama"], attention=Flex()), forward_of(EVERY["llama"]), made)
     assert (sdpa.computed_keys, flex.computed_keys) == (16, allowed.sum().item() / 32)
 
 
@@ -213,7 +213,7 @@ def test_what_the_counter_does_not_count():
     """If this fails, torch has learnt to: the tests above can then use those operators as well."""
     known = {str(operator) for operator in flop_registry}
     assert not known & set(UNCOUNTED) and {"aten.mm", "aten.addmm", "aten.bmm"} <= known
-    assert counted(SMALL["llama"], attention=SDPA()) < 0.99 * counted(SMALL["llama"])
+    assert counted(EVERY["llama"], attention=SDPA()) < 0.99 * counted(EVERY["llama"])
 
 
 @pytest.mark.parametrize("changes", [
@@ -222,7 +222,7 @@ def test_what_the_counter_does_not_count():
     {"compile": Whole(False, False), "checkpointing": Full()}],
     ids=["attention", "checkpointing", "loss", "router", "frozen", "compiled"])
 def test_what_is_executed_is_not_known_where_an_option_does_not_say(changes):
-    decoder = replace(SMALL["mixtral"], dropout=0.1)
+    decoder = replace(EVERY["mixtral"], dropout=0.1)
     assert execution(config(decoder), forward_of(decoder), seen()) is not None
     assert execution(config(decoder, **changes), forward_of(decoder), seen()) is None
 

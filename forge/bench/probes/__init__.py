@@ -17,7 +17,18 @@ Row = dict[str, Any]
 
 def probe(driver: Driver, family: str, settings: dict[str, Any], allowed: tuple[str, ...]) -> list[Row]:
     """The rows of one family, on the devices of this arm; all ranks take part."""
-    from forge.bench.probes import all_reduce, attention, copy, experts, launch, loader, matmul, reading, transfer
+    from forge.bench.probes import (
+        all_reduce,
+        attention,
+        augment,
+        copy,
+        experts,
+        launch,
+        loader,
+        matmul,
+        reading,
+        transfer,
+    )
 
     if family in ("attention", "experts"):       # to load, which may lie outside forge
         options = {name: Path(folder) for name, folder in settings["options"].items()}
@@ -25,7 +36,7 @@ def probe(driver: Driver, family: str, settings: dict[str, Any], allowed: tuple[
         return with_options[family](driver, settings, options, allowed)
     families = {"matmul": matmul.measure, "copy": copy.measure, "transfer": transfer.measure,
                 "all_reduce": all_reduce.measure, "loader": loader.measure, "launch": launch.measure,
-                "tar": reading.tar, "decoding": reading.decoding}
+                "tar": reading.tar, "decoding": reading.decoding, "augment": augment.measure}
     return families[family](driver, settings)
 
 

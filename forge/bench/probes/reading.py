@@ -129,7 +129,8 @@ def _jpegs() -> list[bytes]:
     def drawn() -> Iterator[bytes]:
         draw = np.random.default_rng(0)
         for _ in range(MANY):
-            coarse = Image.fromarray(draw.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(SIDES, Image.Resampling.BICUBIC)
+            few = Image.fromarray(draw.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+            coarse = few.resize(SIDES, Image.Resampling.BICUBIC)
             fine = draw.normal(0, 14, (SIDES[1], SIDES[0], 1))
             pixels = np.clip(np.asarray(coarse, np.float64) + fine, 0, 255).astype(np.uint8)
             packed = BytesIO()

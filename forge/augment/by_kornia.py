@@ -1,0 +1,52 @@
+"""The plain twin of the fused path: operation after operation, kornia's where it has one.
+
+Called as functions, since the modules draw from torch's global generator. kornia's own crop aliases where it shrinks,
+so the crop is torch's resize with antialias.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from forge.augment.draws import Draws
+
+
+def by_kornia(pictures: Tensor, draws: Draws, size: int) -> Tensor:
+    """[P, 3, size, size] float32 in 0..1, of pictures [P, H, W, 3] uint8."""
+    from kornia import enhance
+    from kornia.geometry import transform
+
+    if not len(pictures):
+        return pictures.new_zeros(0, 3, size, size, dtype=torch.float32)
+    x = _cropped(pictures.permute(0, 3, 1, 2).float() / 255, draws, size)
+    x = torch.where(draws.flip[:, None, None, None], transform.hflip(x), x)
+    x = transform.warp_affine(x, _matrix(draws, size)[:, :2], (size, size), align_corners=False)
+    x = enhance.adjust_brightness_accumulative(x, draws.brightness.float())
+    x = enhance.adjust_contrast_with_mean_subtraction(x, draws.contrast.float())
+    x = enhance.adjust_saturation_with_gray_subtraction(x, draws.saturation.float())
+    return enhance.adjust_hue(x, draws.hue.float() * (2 * torch.pi))
+
+
+def _cropped(x: Tensor, draws: Draws, size: int) -> Tensor:
+    boxes = torch.stack([draws.left, draws.top, draws.width, draws.height], 1).int().tolist()
+    return torch.cat([
+        functional.interpolate(one[None, :, top:top + height, left:left + width], (size, size), mode="bilinear",
+                               align_corners=False, antialias=True)
+        for one, (left, top, width, height) in zip(x, boxes, strict=True)])
+
+
+def _matrix(draws: Draws, size: int) -> Tensor:
+    """[P, 3, 3] float32, from pixels of the cropped picture to those of the result."""
+    from kornia.geometry.transform import get_affine_matrix2d
+
+    centre = torch.full((len(draws.angle), 2), (size - 1) / 2, dtype=torch.float64, device=draws.angle.device)
+    scale = torch.stack([draws.scale, draws.scale], 1)
+    shift = torch.stack([draws.right, draws.down], 1)
+    shear = draws.shear * (torch.pi / 180)
+    made: Any = get_affine_matrix2d(shift, centre, scale, draws.angle, shear, torch.zeros_like(shear))
+    return made.float()     # type: ignore[no-any-return]
