@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,28 +16,15 @@ import numpy as np
 
 from forge.data.copier import Aim, Copier, Shard
 from forge.data.disk import require_space
+from forge.data.pins import Pins
 from forge.data.room import Room
 from forge.data.samples import Samples
 from forge.data.storage import File, Location, open_file, shared_file
-from forge.errors import ConfigError
 from forge.notes import say
 
 _POLLED = 0.005         # seconds between two looks at a copy that is waited for
 
 Order = Callable[[int, int], tuple[np.ndarray, np.ndarray]]     # see forge.data.reading.Reading.order
-
-
-@dataclass(frozen=True)
-class Pins:
-    """Shards that stay once they are there, those with the highest scores.
-
-    scores: a file of JSON Lines, {"shard": "000.tar", "score": 0.7}, any number of lines a shard, one a sample for
-        example: they are added. A shard is named as it ends: by its name, or by as much of its path as tells it apart.
-    share: of max_gb, which pinned shards may take at most.
-    """
-
-    scores: str
-    share: float
 
 
 @dataclass(frozen=True)
@@ -69,31 +55,11 @@ class Staging:
             if getattr(self, name) < 1:
                 yield f"data.staging.{name}={getattr(self, name)}: at least 1 is wanted"
         if self.pins is not None:
-            if not 0 < self.pins.share < 1:
-                yield f"data.staging.pins.share={self.pins.share} is no share: set it to 0.5, for example"
-            if not os.path.isfile(self.pins.scores):
-                yield f"data.staging.pins.scores={self.pins.scores} is no file: name one with a score a line"
+            yield from self.pins.problems()
 
     def open(self, cache: Path) -> Staged:
         """Copies of shards, those that are there. None is made before `follow` and the first `coming`."""
         return Staged(self, Path(self.folder).expanduser().absolute() if self.folder else cache / "staged", cache)
-
-    def pinned(self, shards: Mapping[int, Shard], max_bytes: int) -> list[Shard]:
-        """The shards with the highest scores that fit, the highest first."""
-        if self.pins is None:
-            return []
-        scores = _scores(self.pins.scores)
-        of_shards = {number: sum(score for name, score in scores.items() if _ends_with(shard.location, name))
-                     for number, shard in shards.items()}
-        if not any(of_shards.values()):
-            raise ConfigError(f"data.staging.pins.scores={self.pins.scores} gives no score to any shard of data.train: "
-                              "name shards as their paths end.")
-        left, pinned = int(max_bytes * self.pins.share), []
-        for number in sorted(of_shards, key=lambda number: (-of_shards[number], number)):
-            if of_shards[number] > 0 and shards[number].size <= left:
-                left -= shards[number].size
-                pinned.append(shards[number])
-        return pinned
 
 
 class Staged:
@@ -117,7 +83,8 @@ class Staged:
         files = samples.texts.files
         self._shards = {number: Shard(_name(*files[number]), *files[number])
                         for number in np.unique(self._shards_of).tolist()}
-        self._pinned = self._settings.pinned(self._shards, self._max_bytes)
+        pins = self._settings.pins
+        self._pinned = [] if pins is None else pins.pinned(list(self._shards.values()), self._max_bytes)
         sizes = sorted((shard.size for shard in self._shards.values()), reverse=True)
         there = sum(shard.size for shard in self._shards.values() if (self._folder / shard.name).exists())
         require_space(self._folder, min(sum(sizes), self._max_bytes) - there,
@@ -285,22 +252,3 @@ def _name(location: Location, size: int, version: int) -> str:
     """Of a copy: another one for another content, and readable for people."""
     digest = hashlib.blake2b(f"{location}\0{size}\0{version}".encode("utf-8", "surrogateescape"), digest_size=8)
     return f"{str(location).rpartition('/')[2].removesuffix('.tar')[-80:]}-{digest.hexdigest()}.tar"
-
-
-def _scores(path: str) -> dict[str, float]:
-    """The sum of the scores of each name in a file. Raises ConfigError."""
-    scores: dict[str, float] = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                said = json.loads(line)
-                name, score = str(said["shard"]), float(said["score"])
-            except (ValueError, KeyError, TypeError):
-                raise ConfigError(f"data.staging.pins.scores={path}, line {number}: "
-                                  '{"shard": "000.tar", "score": 0.7} is wanted, for example.') from None
-            scores[name] = scores.get(name, 0.0) + score
-    return scores
-
-
-def _ends_with(location: Location, name: str) -> bool:
-    return f"/{location}".endswith(f"/{name}")

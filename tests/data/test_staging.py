@@ -14,7 +14,8 @@ from test_shards_option import option
 from forge.batch import Cursor
 from forge.batching.packed import Packed
 from forge.data import copying
-from forge.data.staging import Pins, Staging
+from forge.data.pins import Pins
+from forge.data.staging import Staging
 from forge.data.storage import open_file
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.feed import Feed
