@@ -63,7 +63,7 @@ class Embedded:
             source = self._shards(folder).open(split)
         except UnreadableError as error:
             raise UnreadableError(f"{error} If {folder} is damaged, delete it, and it is made again.") from None
-        if self.kinds:
+        if self.kinds and self.conversation.messages_field is not None:
             source.kinds = np.array(self.kinds)[source.column("kind")]
         return source
 
