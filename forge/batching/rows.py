@@ -15,8 +15,7 @@ from forge.errors import UnreadableError
 
 def joined(rows: Sequence[Row], source: Source) -> dict[str, Tensor]:
     """"tokens" and "targets", the next token of each: [B, T] int64, for rows of T + 1 tokens."""
-    texts = torch.stack([torch.cat([source[piece.sample]["tokens"][piece.start:piece.stop] for piece in row])
-                         for row in rows])
+    texts = torch.stack([torch.cat([sample["tokens"] for sample in row]) for row in _read(rows, source)])
     return {"tokens": texts[:, :-1].contiguous(), "targets": texts[:, 1:].contiguous()}
 
 
@@ -41,8 +40,8 @@ def side_by_side(rows: Sequence[Row], length: int, source: Source) -> dict[str, 
                                              "positions": torch.zeros(len(rows), length, dtype=torch.int64)}
     for row, pieces in enumerate(rows):
         begin = 0
-        for number, piece in enumerate(pieces):
-            end = _lay(tensors, row, begin, piece, samples[row][number])
+        for number in range(len(pieces)):
+            end = _lay(tensors, row, begin, samples[row][number])
             tensors["documents"][row, begin:end] = number
             tensors["positions"][row, begin:end] = torch.arange(end - begin)
             begin = end
@@ -60,13 +59,20 @@ def one_below_another(rows: Sequence[Row], each: int, length: int, source: Sourc
     samples = _read(rows, source)
     tensors = _padding(len(rows) * each, length)
     for row, pieces in enumerate(rows):
-        for place, piece in enumerate(pieces):
-            tensors["lengths"][row * each + place] = _lay(tensors, row * each + place, 0, piece, samples[row][place])
+        for place in range(len(pieces)):
+            tensors["lengths"][row * each + place] = _lay(tensors, row * each + place, 0, samples[row][place])
     return _with_pictures(tensors, rows, samples, source)
 
 
 def _read(rows: Sequence[Row], source: Source) -> list[list[Sample]]:
-    return [[source[piece.sample] for piece in row] for row in rows]
+    """Each piece's sample, its tokens cut to the piece."""
+    read = getattr(source, "piece", None)
+    return [[_cut(source, piece) if read is None else {"tokens": read(*piece)} for piece in row] for row in rows]
+
+
+def _cut(source: Source, piece: Piece) -> Sample:
+    sample = source[piece.sample]
+    return sample | {name: sample[name][piece.start:piece.stop] for name in ("tokens", "trained") if name in sample}
 
 
 def _padding(num_rows: int, length: int) -> dict[str, Tensor]:
@@ -74,16 +80,16 @@ def _padding(num_rows: int, length: int) -> dict[str, Tensor]:
             "targets": torch.full((num_rows, length), IGNORED), "lengths": torch.zeros(num_rows, dtype=torch.int64)}
 
 
-def _lay(tensors: dict[str, Tensor], row: int, begin: int, piece: Piece, sample: Sample) -> int:
-    """Puts a piece of n + 1 tokens into n places from `begin` on; the place behind it.
+def _lay(tensors: dict[str, Tensor], row: int, begin: int, sample: Sample) -> int:
+    """Puts n + 1 tokens into n places from `begin` on; the place behind it.
 
     What the sample does not train on is not predicted.
     """
-    text = sample["tokens"][piece.start:piece.stop]
+    text = sample["tokens"]
     end = begin + len(text) - 1
     targets = text[1:]
     if (trained := sample.get("trained")) is not None:
-        targets = targets.masked_fill(~trained[piece.start:piece.stop][1:], IGNORED)
+        targets = targets.masked_fill(~trained[1:], IGNORED)
     tensors["tokens"][row, begin:end], tensors["targets"][row, begin:end] = text[:-1], targets
     return end
 

@@ -19,6 +19,7 @@ class Source(Protocol):
 
     It may state `order` (see forge.batching.reading), and `coming(seed, epoch, samples)`, which is told which samples
     a process reads next.
+    One that reads a part of a sample without the rest offers `piece(index, start, stop)`, tokens [start, stop).
     A source whose samples must not be cut says so in `whole`. One whose samples may have pictures states their side in
     `picture_size` (absent or None: it has none), the id of a placeholder in `picture_token`, and how many of these
     stand for a picture in `tokens_per_picture`. One with questions of several kinds names each sample's in `kinds`.

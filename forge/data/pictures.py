@@ -99,11 +99,11 @@ def _by_simplejpeg(data: bytes, header: Header, shrinking: int) -> np.ndarray | 
 
 def _by_pillow(data: bytes, header: Header, policy: Policy, shrinking: int) -> np.ndarray:
     if header.kind == "jpeg":
-        data = _whole_jpeg(data)
+        data = _whole_jpeg(data, header, policy)
     if header.kind == "png":
         _check_png(data)
     draft = (header.width // shrinking, header.height // shrinking) if shrinking > 1 else None
-    with _pillow(data, header.kind, draft) as image:
+    with _pillow(data, header, policy, draft) as image:
         return _rgb(image, policy.alpha)
 
 
@@ -118,14 +118,14 @@ def _check_png(data: bytes) -> None:
         at = end + 4
 
 
-def _whole_jpeg(data: bytes) -> bytes:
+def _whole_jpeg(data: bytes, header: Header, policy: Policy) -> bytes:
     """The JPEG with an end mark. Raises BadPicture where a scan ends early, of which Pillow does not speak.
 
     Where only the end mark is missing, all pixels are there. Compared at an eighth of the size, which decodes faster.
     """
     body = data[:_end_of_scans(data)]
-    with (_pillow(body + _END, "jpeg", (1, 1)) as image,
-          _pillow(body + _MORE_SCAN + _END, "jpeg", (1, 1)) as other):
+    with (_pillow(body + _END, header, policy, (1, 1)) as image,
+          _pillow(body + _MORE_SCAN + _END, header, policy, (1, 1)) as other):
         whole = image.tobytes() == other.tobytes()
     if not whole:
         raise BadPicture("damaged picture", "its scan ends early")
@@ -147,20 +147,25 @@ def _end_of_scans(data: bytes) -> int:
 
 
 @contextmanager
-def _pillow(data: bytes, kind: str, draft: tuple[int, int] | None) -> Iterator[Any]:
-    """A loaded image. Raises BadPicture for whatever Pillow raises, and whatever was set in it elsewhere.
+def _pillow(data: bytes, header: Header, policy: Policy, draft: tuple[int, int] | None) -> Iterator[Any]:
+    """A loaded image. Raises BadPicture for whatever Pillow raises, and whatever was set in it elsewhere; and where the
+    image is not of its header's sides: a second header, or a frame, may claim what the first was not allowed.
 
     draft: the sides that are enough, of a JPEG.
     """
     image_package = pillow()
     files = _package("PIL.ImageFile")
     before = files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS
-    files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS = False, None
+    # Of frames, Pillow learns the size as it loads them, and raises at twice this number
+    files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS = False, policy.max_pixels
     try:
-        with image_package.open(io.BytesIO(data), formats=[kind]) as image:     # nothing but what the header says
+        with image_package.open(io.BytesIO(data), formats=[header.kind]) as image:      # nothing but what it says
+            _require_sides(image, header)
             if draft is not None:
                 image.draft(None, draft)
             image.load()
+            if draft is None:
+                _require_sides(image, header)
             yield image
     except (BadPicture, UnusableEnvironment):
         raise
@@ -168,6 +173,12 @@ def _pillow(data: bytes, kind: str, draft: tuple[int, int] | None) -> Iterator[A
         raise BadPicture("damaged picture", f"{type(error).__name__}: {error}") from None
     finally:
         files.LOAD_TRUNCATED_IMAGES, image_package.MAX_IMAGE_PIXELS = before
+
+
+def _require_sides(image: Any, header: Header) -> None:
+    if sorted(image.size) != sorted((header.width, header.height)):         # Pillow may have turned a TIFF
+        raise BadPicture("damaged picture", f"{image.size[0]} x {image.size[1]}, and its header says "
+                                            f"{header.width} x {header.height}")
 
 
 def pillow() -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from forge.data import Sample
 from forge.data.conversations import Conversations
@@ -54,6 +55,7 @@ class SampleSource:
         self.order = reading.order
         self.coming = staged.coming if staged is not None else None
         self.lengths = tokens.lengths
+        self.piece = tokens.piece if isinstance(tokens, TokenSource) and not samples.others else None
         conversations = tokens if isinstance(tokens, Conversations) else None
         self.whole = conversations is not None
         self.picture_size = conversations and conversations.picture_size
@@ -171,7 +173,11 @@ class TokenSource:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return {"tokens": torch.from_numpy(self._ids[index].astype(np.int64))}
+        return {"tokens": self.piece(index, 0, int(self.lengths[index]))}
+
+    def piece(self, index: int, start: int, stop: int) -> Tensor:
+        """See forge.data.Source."""
+        return torch.from_numpy(self._ids[index][start:stop].astype(np.int64))
 
 
 def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:

@@ -207,18 +207,23 @@ def _is_header(block: bytes) -> bool:
 
 
 def _after_end(file: File, at: int, end: int) -> Generator[Fault, None, int | None]:
-    """Behind the zero blocks nothing should follow. Returns where a second archive begins."""
+    """Behind the zero blocks nothing should follow. Returns where there are members all the same: of a second archive,
+    or of this one behind a header that became zeros."""
     place = at
     while place < end:
         chunk = file.read(_LOOKED_THROUGH, place)
         used = len(chunk) - len(chunk.lstrip(b"\0"))
         if used < len(chunk):
             first = place + used // BLOCK * BLOCK
-            if _next_header(file, first, min(first + BLOCK, end)) is not None:
+            again = _next_header(file, first, end)
+            if again is None:
+                yield Fault(first, f"{end - first} bytes follow the end of the archive", harmless=True)
+            elif again == first:
                 yield Fault(first, "a second archive follows the end of the first, where other readers stop: "
                                    "unpack both and make one")
-                return first
-            yield Fault(first, f"{end - first} bytes follow the end of the archive", harmless=True)
-            return None
+            else:
+                yield Fault(at, f"zeros where a header should be, and members again from byte {again} on: other "
+                                "readers stop here")
+            return again
         place += max(len(chunk), 1)
     return None

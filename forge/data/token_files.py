@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from forge.data import Sample
 from forge.data.token_format import Layout
@@ -40,6 +41,10 @@ class TokenFiles:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(index)
+        return {"tokens": self.piece(index, 0, int(self.lengths[index]))}
+
+    def piece(self, index: int, start: int, stop: int) -> Tensor:
+        """See forge.data.Source."""
         number = int(self._files[index])
         layout = self._layouts[number]
         if number not in self._mapped:
@@ -47,10 +52,10 @@ class TokenFiles:
         descriptor, mapped = self._mapped[number]
         _require_unchanged(layout, descriptor)      # a file that was cut would end the process, with a bus error
         size = np.dtype(layout.dtype).itemsize
-        ids = np.frombuffer(mapped, layout.dtype, int(self.lengths[index]),
-                            layout.offset + int(self._begins[index]) * size).astype(np.int64)
+        ids = np.frombuffer(mapped, layout.dtype, stop - start,
+                            layout.offset + (int(self._begins[index]) + start) * size).astype(np.int64)
         _require_unchanged(layout, descriptor)
-        return {"tokens": torch.from_numpy(ids)}
+        return torch.from_numpy(ids)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_mapped": {}}

@@ -210,3 +210,26 @@ def test_no_cut_or_flipped_header_raises_anything_else():
             except BadPicture:
                 continue
             assert header.width > 0 and header.height > 0 and 1 <= header.orientation <= 8
+
+
+def two_headers():
+    """A PNG whose second header Pillow believes."""
+    small, large = (saved(Image.new("L", (side, side)), "PNG") for side in (4, 300))
+    return small[:33] + large[8:]
+
+
+def frame_beyond_its_screen():
+    data = bytearray(saved(Image.new("P", (300, 300)), "GIF"))
+    data[6:10] = (4).to_bytes(2, "little") * 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize("make", [two_headers, frame_beyond_its_screen])
+def test_a_second_size_is_not_believed(make):
+    """What the header claims is what may be allocated."""
+    data = make()
+    header = header_of(data)
+    assert header.width == header.height == 4
+    for max_pixels in (100, 89_000_000):
+        with pytest.raises(BadPicture):
+            decode(data, Policy("apply", "white", max_pixels))

@@ -93,6 +93,8 @@ HUGE = b"\x80" + (64 << 30).to_bytes(11, "big")       # 64 GiB, as GNU writes it
     pytest.param(with_header(GOOD, STARTS[3], kind=(156, b"Z")), 7, STARTS[3], "type 'Z'", False, id="unknown kind"),
     pytest.param(with_byte(GOOD, STARTS[3] + 5, 0x7A), 7, STARTS[3], "checksum does not match", False, id="bad header"),
     pytest.param(with_byte(GOOD, STARTS[3] + 124, 0x7A), 7, STARTS[3], "checksum", False, id="bad size"),
+    pytest.param(GOOD[:STARTS[3]] + bytes(BLOCK) + GOOD[STARTS[3] + BLOCK:], 7, STARTS[3],
+                 f"members again from byte {STARTS[4]}", False, id="a header of zeros"),
 ])
 def test_damage_is_named_with_its_byte(tmp_path, data, num_members, offset, words, harmless):
     members, faults = walked(written(tmp_path / "a.tar", data))

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from conftest import train_here
 
 from forge import notes
 from forge.batch import IGNORED
+from forge.batching import Piece
 from forge.batching.fixed import Fixed
 from forge.batching.packed import Packed
 from forge.data import token_scan
@@ -334,3 +336,19 @@ def _restate(path, **changes):
 def test_a_command_that_cannot_be_is_a_sentence(words, said, capsys):
     assert tokenize(*words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_row_of_a_long_document_costs_no_more_than_the_row(tokens, tmp_path):
+    """A file of bare numbers is one document where nothing says what ends one."""
+    path = tmp_path / "long.bin"
+    np.arange(3_000_000, dtype="<u4").astype("<u2").tofile(path)
+    source = tokens(path, dtype="uint16").open("train")
+    assert list(source.lengths) == [3_000_000]
+    for option in (Fixed(16, False), Packed(16, 1024)):
+        row = (Piece(0, 2_000_000, 2_000_017),)
+        tracemalloc.start()
+        batch = option.collate([row], source)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert batch["tokens"][0].tolist() == [number % (1 << 16) for number in range(2_000_000, 2_000_016)]
+        assert batch["targets"][0, -1] == 2_000_016 % (1 << 16) and peak < 1 << 20
