@@ -34,10 +34,17 @@ class Tower(nn.Module):
             x = torch.cat([self.class_token.expand(len(x), 1, -1).to(x.dtype), x], dim=1)
         x = x + self.position_embedding.weight
         x = x if residual_dtype is None else x.to(residual_dtype)
+        any_number(x)
         for block in self.blocks:
             x = block(x, plan)
         x = self.final_norm(x) if self.vision.final_norm else x
         return x[:, 1:] if self.vision.class_token else x
+
+
+def any_number(x: Tensor) -> None:
+    """Tell the compiler that the first size, of pictures, changes from batch to batch; else each would be compiled."""
+    if not torch.compiler.is_compiling():
+        torch._dynamo.maybe_mark_dynamic(x, 0)
 
 
 class TowerBlock(nn.Module):

@@ -15,7 +15,7 @@ from forge.model import Parts
 from forge.model.decoder import Decoder
 from forge.model.flops import Forward, convention, seeing
 from forge.model.network import Network
-from forge.model.tower import Projector, Tower
+from forge.model.tower import Projector, Tower, any_number
 from forge.model.vlm import VLM
 
 
@@ -61,6 +61,7 @@ class VLMNetwork(Network):
             seen = self._checked(pictures)
         else:
             seen = self._normalised(pictures)
+        any_number(seen)
         layout = Layout(causal=False, documents=None, window=None, length=vision.length, device=device)
         return seen, self.attention.plan(layout)
 

@@ -176,6 +176,31 @@ def test_compute_is_one_graph():
         assert all(map(torch.equal, [network.logits(batch), *gradients(network, batch).values()], wanted))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_no_number_of_pictures_is_compiled_anew(whole):
+    """With `dynamic=false`, as in conf/compile: one is a number of its own, and more are any number."""
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    vlm = small(layers=1, vision=replace(ORDERS["idefics"], layers=2))
+    network = build(vlm, attention=SDPA())
+    if whole:
+        network.compute = torch.compile(network.compute, dynamic=False, backend=counted)
+    else:
+        for block in network.vision.blocks:
+            block.compile(dynamic=False, backend=counted)
+    for number in range(7):
+        text = 60 - number * (vlm.vision.tokens_per_picture + 1)        # rows of one length
+        gradients(network, batch_of(vlm, per_row=(number, 0), text=text))
+        if number == 2:
+            after_two = len(graphs)
+    assert 0 < after_two == len(graphs)
+
+
 @pytest.mark.parametrize("words", [["bf16"], ["bf16", "precision.scope=blocks"], ["bf16_pure"], ["bf16_master"],
                                    ["fp8"]], ids=str)
 def test_every_precision_computes_it(words):
