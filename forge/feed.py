@@ -38,12 +38,19 @@ class Feed:
     read: Callable[[Batch], Batch] = as_read
 
     def __getitem__(self, cursor: Cursor) -> Work:
-        rows = self.plan(cursor.epoch)[cursor.index][self.data_rank::self.data_size]
-        if (coming := getattr(self.source, "coming", None)) is not None:
-            coming(self.seed, cursor.epoch, [piece.sample for row in rows for piece in row])
+        rows = self._rows(cursor)
         batches = [self._batch(rows[first:first + self.micro_batch], cursor, micro)
                    for micro, first in enumerate(range(0, len(rows), self.micro_batch))]
         return Work(sum(batch.num_targets for batch in batches), batches, self.after(cursor))
+
+    def coming(self, cursor: Cursor) -> None:
+        """Tell the source that this process is about to read here and goes on from here. What is read once, out of
+        turn, is not told: nobody would say later that it is done with."""
+        if (coming := getattr(self.source, "coming", None)) is not None:
+            coming(self.seed, cursor.epoch, [piece.sample for row in self._rows(cursor) for piece in row])
+
+    def _rows(self, cursor: Cursor) -> Sequence[Row]:
+        return self.plan(cursor.epoch)[cursor.index][self.data_rank::self.data_size]
 
     def after(self, cursor: Cursor) -> Cursor:
         """The position that follows, in this epoch or the next."""

@@ -83,6 +83,7 @@ def test_a_rank_that_is_killed_while_it_copies_leaves_nothing_half_and_another_g
         monkeypatch.setattr(copying, "open_file", slow)
         feed, cursor = feed_of(folder, tmp_path), Cursor()
         for _ in range(3):
+            feed.coming(cursor)
             work = feed[cursor]
             cursor = work.cursor
             told.send(work)
@@ -99,6 +100,7 @@ def test_a_rank_that_is_killed_while_it_copies_leaves_nothing_half_and_another_g
     assert list(staged.glob("*.part")), "it was killed too late to show anything"
     feed, cursor = feed_of(folder, tmp_path), works[-1].cursor
     while cursor.epoch == 0:
+        feed.coming(cursor)
         works.append(feed[cursor])
         cursor = works[-1].cursor
     assert texts_in(works) == sorted(f"{number:03}".encode() for number in range(NUM_TEXTS))

@@ -40,7 +40,7 @@ class Shards:
         each with a name.
     weights: in which proportion the named sets of shards in `train` are mixed; None: every sample once an epoch.
     heldout_fraction: where heldout is None, the fraction of the samples in `train` that is held out. A sample's
-        text alone decides, so the copies of a text are on one side.
+        text alone decides, of a conversation its first picture, so the copies of either are on one side.
     tokenizer: "bytes", or the path of a tokenizer.json.
     text_field: the field of a sample that holds its text, or several, of which the first that is there is taken
         ("txt;caption").

@@ -115,6 +115,11 @@ def shared_file(location: Location, size: int, version: int) -> File:
     return _kept(location, size, version, os.getpid() if isinstance(location, str) else 0)
 
 
+def let_go() -> None:
+    """Whoever asks next for a shared file gets it opened anew."""
+    _kept.cache_clear()
+
+
 @lru_cache(maxsize=64)      # open files a process; reading from more shards than that opens them again
 def _kept(location: Location, size: int, version: int, process: int) -> File:
     return open_file(location, ahead=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,24 @@ import numpy as np
 
 from forge.data.checksums import crc32
 from forge.data.dropping import BadSample, Bound, Dropped
-from forge.data.storage import File, Location, shared_file
+from forge.data.storage import File, Location, let_go, shared_file
 
+PAUSES = (0.1, 1.0)         # seconds
 _MARK = len(codecs.BOM_UTF8)
 
 Copies = Callable[[Location, int, int], Iterable[File]]     # of a shard: where else its bytes lie. See shared_file
+
+
+def patiently(file: tuple[Location, int, int], size: int, offset: int) -> bytes:
+    """Read, and where storage fails, again after each pause of PAUSES, opened anew: most such failures pass, and a
+    sample that is dropped for one makes a run another run. Raises the last OSError."""
+    for pause in PAUSES:
+        try:
+            return shared_file(*file).read(size, offset)
+        except OSError:
+            time.sleep(pause)
+            let_go()
+    return shared_file(*file).read(size, offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +65,7 @@ class Texts:
             if crc32(data) == self.checksums[index]:
                 return data[before:]
         try:
-            data = shared_file(*self.files[shard]).read(size, offset)
+            data = patiently(self.files[shard], size, offset)
         except OSError as error:
             raise BadSample(shard, "an error in reading",
                             f"Cannot read {self.place(index)} ({error.strerror or error}).") from error

@@ -35,6 +35,7 @@ class _InProcess:
     def __iter__(self) -> Iterator[Work]:
         cursor = self._start
         while True:
+            self._feed.coming(cursor)
             work = self._feed[cursor]
             yield work
             cursor = work.cursor

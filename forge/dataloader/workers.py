@@ -101,6 +101,7 @@ class _Works(data.Dataset["_Parcel | _Failure"]):
 
     def __getitem__(self, cursor: Cursor) -> _Parcel | _Failure:
         try:
+            self.feed.coming(cursor)
             return _Parcel.packed(self.feed[cursor])
         except Exception as error:
             return _Failure.of(error)

@@ -30,6 +30,10 @@ class Graphed:
         if config.reproducible:
             yield ("passes=graphed cannot record what reproducible=true makes kernels do: set passes=in_turn.")
 
+        if getattr(config.model, "vision", None) is not None:
+            yield ("passes=graphed records batches of one shape, and a model that sees pictures is given as many as "
+                   "its rows have: set passes=in_turn.")
+
     def build(self, sync: Sync, precision: Precision, device: torch.device, mark: Callable[[str], None]) -> Passes:
         import torch.distributed as dist
 

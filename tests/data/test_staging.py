@@ -13,7 +13,7 @@ from test_shards_option import option
 
 from forge.batch import Cursor
 from forge.batching.packed import Packed
-from forge.data import copying
+from forge.data import copying, texts
 from forge.data.pins import Pins
 from forge.data.staging import Staging
 from forge.data.storage import open_file
@@ -52,6 +52,7 @@ def tensors(feed, epochs, after=lambda: None):
     """All of some epochs. after: called behind each update."""
     read, cursor = [], Cursor()
     while cursor.epoch < epochs:
+        feed.coming(cursor)
         work = feed[cursor]
         read.append([batch.tensors["tokens"].tolist() for batch in work.batches])
         cursor = work.cursor
@@ -179,7 +180,8 @@ def test_a_reader_does_not_wait_for_a_copy_that_stands_still(folder, staged, mon
 @pytest.mark.parametrize("change, reason", [
     (lambda path: path.write_bytes(tar_bytes(pairs(9))), "a change since it was indexed"),
     (lambda path: path.write_bytes(b""), "a change since it was indexed"), (os.unlink, "an error in reading")])
-def test_a_shard_that_changes_while_it_is_read_is_dropped_and_counted(folder, change, reason):
+def test_a_shard_that_changes_while_it_is_read_is_dropped_and_counted(folder, change, reason, monkeypatch):
+    monkeypatch.setattr(texts, "PAUSES", ())
     feed = feed_of(folder, max_bad=1.0)
     first = feed[Cursor()]
     changed = feed.source.order(1, 0)[0]
@@ -190,6 +192,12 @@ def test_a_shard_that_changes_while_it_is_read_is_dropped_and_counted(folder, ch
         first = feed[first.cursor]
         counted.update(bad for batch in first.batches for bad in batch.reads.bad)
     assert set(counted) == {(reason, number)} and counted.total() >= 6
+
+
+def test_what_is_read_out_of_turn_starts_no_copies(folder, staged):
+    """A rehearsal before the first update, or an update that is looked at again: nobody goes on from there."""
+    feed = feed_of(folder, staging=staging(staged))
+    assert feed[Cursor()].batches and feed.source.coming.__self__._here().copier._thread is None
 
 
 def test_a_copy_that_goes_bad_is_thrown_away_and_the_shard_is_read(folder, staged, caplog):
@@ -229,6 +237,7 @@ def test_pinned_shards_stay(folder, staged, tmp_path):
     feed = feed_of(folder, staging=staging(staged, max_gb=6.5 * size / 1e9, pins=pins))
     assert [shard.location.name for shard in feed.source.coming.__self__._pinned] == ["005.tar", "002.tar"]
     windows, here = feed.source.coming.__self__, feed.source.coming.__self__._here()
+    feed.coming(Cursor())
     feed[Cursor()]
     until(lambda: {"005", "002"} <= copies(staged))
 
@@ -248,6 +257,7 @@ def test_copies_that_come_next_are_read_into_memory_as_far_as_is_allowed(folder,
     until(lambda: len(copies(staged)) == NUM_SHARDS)
     assert not advised
     feed = feed_of(folder, staging=staging(staged, ahead=4, memory_gb=4 * size / 1e9))
+    feed.coming(Cursor())
     feed[Cursor()]
     until(lambda: len(advised) >= 4)
     assert set(advised) == {os.POSIX_FADV_WILLNEED} and len(advised) == 4
