@@ -40,8 +40,8 @@ def side_by_side(rows: Sequence[Row], length: int, source: Source) -> dict[str, 
                                              "positions": torch.zeros(len(rows), length, dtype=torch.int64)}
     for row, pieces in enumerate(rows):
         begin = 0
-        for number in range(len(pieces)):
-            end = _lay(tensors, row, begin, samples[row][number])
+        for number, piece in enumerate(pieces):
+            end = _lay(tensors, row, begin, piece, samples[row][number])
             tensors["documents"][row, begin:end] = number
             tensors["positions"][row, begin:end] = torch.arange(end - begin)
             begin = end
@@ -59,8 +59,8 @@ def one_below_another(rows: Sequence[Row], each: int, length: int, source: Sourc
     samples = _read(rows, source)
     tensors = _padding(len(rows) * each, length)
     for row, pieces in enumerate(rows):
-        for place in range(len(pieces)):
-            tensors["lengths"][row * each + place] = _lay(tensors, row * each + place, 0, samples[row][place])
+        for place, piece in enumerate(pieces):
+            tensors["lengths"][row * each + place] = _lay(tensors, row * each + place, 0, piece, samples[row][place])
     return _with_pictures(tensors, rows, samples, source)
 
 
@@ -80,10 +80,11 @@ def _padding(num_rows: int, length: int) -> dict[str, Tensor]:
             "targets": torch.full((num_rows, length), IGNORED), "lengths": torch.zeros(num_rows, dtype=torch.int64)}
 
 
-def _lay(tensors: dict[str, Tensor], row: int, begin: int, sample: Sample) -> int:
-    """Puts n + 1 tokens into n places from `begin` on; the place behind it.
+def _lay(tensors: dict[str, Tensor], row: int, begin: int, piece: Piece, sample: Sample) -> int:
+    """Puts a piece of n + 1 tokens into n places from `begin` on; the place behind it.
 
-    What the sample does not train on is not predicted.
+    What the sample does not train on is not predicted. A sample in the place of a bad one may be shorter: the rest of
+    the place stays empty, so that what follows lies where the plan has it.
     """
     text = sample["tokens"]
     end = begin + len(text) - 1
@@ -91,7 +92,7 @@ def _lay(tensors: dict[str, Tensor], row: int, begin: int, sample: Sample) -> in
     if (trained := sample.get("trained")) is not None:
         targets = targets.masked_fill(~trained[1:], IGNORED)
     tensors["tokens"][row, begin:end], tensors["targets"][row, begin:end] = text[:-1], targets
-    return end
+    return begin + piece.stop - piece.start - 1
 
 
 def _with_pictures(tensors: dict[str, Tensor], rows: Sequence[Row], samples: list[list[Sample]],

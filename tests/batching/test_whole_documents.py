@@ -224,6 +224,23 @@ def test_the_order_of_a_source_is_kept(option):
     assert misplaced.mean() < 0.1, "those of a row, pool or update that reaches over the edge of a window"
 
 
+class Shorter(Documents):
+    """Sample 1 could not be read, and a shorter one takes its place."""
+
+    def __getitem__(self, index):
+        tokens = super().__getitem__(index)["tokens"]
+        return {"tokens": tokens[:4] if index == 1 else tokens}
+
+
+def test_a_shorter_sample_moves_no_other():
+    rows = [(Piece(0, 0, 5), Piece(1, 0, 9), Piece(2, 0, 4))]
+    whole, short = (Packed(16, 8).collate(rows, source(5, 9, 4)) for source in (Documents, Shorter))
+    assert torch.equal(whole["tokens"][0, 12:], short["tokens"][0, 12:])
+    assert torch.equal(whole["targets"][0, 12:], short["targets"][0, 12:])
+    assert torch.equal(whole["documents"], short["documents"])
+    assert (short["targets"][0, 7:12] == IGNORED).all() and (short["targets"][0, 4:7] != IGNORED).all()
+
+
 def test_updates_are_of_like_size():
     """Not full ones and a last one that is nearly empty: its gradient would be of a few documents."""
     plan = Packed(16, 1000).plan(Documents(*[17] * 9), 0, 0, 8)
