@@ -46,9 +46,15 @@ class Conversation:
         return Template(self.special_ids(tokenizer), tokenizer.end, self.tokens_per_picture)
 
     def special_ids(self, tokenizer: Bytes | FromFile) -> SpecialIds:
-        """Raises ConfigError where the tokenizer lacks one of the tokens, or makes it of text as well."""
+        """Raises ConfigError where the tokenizer lacks one of the tokens, or makes it of text as well; and where it
+        adds to the parts of a conversation, which are encoded one by one."""
         if isinstance(tokenizer, Bytes):
             return SpecialIds(tokenizer.vocab_size, tokenizer.vocab_size + 1, tokenizer.vocab_size + 2)
+        apart = tokenizer.decode([*tokenizer.encode("user"), *tokenizer.encode("is")])
+        if apart != tokenizer.decode(tokenizer.encode("useris")):
+            raise ConfigError(f"data.tokenizer={tokenizer.files[0]} makes {apart!r} of the parts 'user' and 'is': it "
+                              "would add a space before each part of a conversation. Take one that does not (in a "
+                              "tokenizer.json: \"prepend_scheme\": \"never\", \"add_prefix_space\": false).")
         return SpecialIds(*(self._special_id(tokenizer, setting) for setting in SpecialIds._fields))
 
     def problems(self, tokenizer: str, with_pictures: bool, config: Config) -> Iterator[str]:

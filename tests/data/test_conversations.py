@@ -260,3 +260,21 @@ def test_a_token_that_text_makes_as_well_is_refused(tmp_path, tokenizer):
     file = tokenizer("<|im_start|>", "<|im_end|>", plain=["<image>"])
     with pytest.raises(ConfigError, match=r"data\.conversation\.picture_token=<image> is no special token.*\"special"):
         opened(tmp_path, {}, tokenizer=file, pictures=None)
+
+
+@pytest.mark.parametrize("scheme", ["always", "never"])
+def test_a_tokenizer_that_adds_to_every_part_is_refused(tmp_path, scheme):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=False))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme)
+    made.train_from_iterator(["user assistant red what is\n" * 20], tokenizers.trainers.BpeTrainer(
+        vocab_size=60, special_tokens=["</s>", "<image>", "<|im_start|>", "<|im_end|>"], show_progress=False))
+    made.save(str(tmp_path / "tokenizer.json"))
+    messages, _, _, _ = LINES["injection"]
+    samples = chat("a", *messages, pictures=[of_one_colour(3)])
+    if scheme == "never":
+        assert len(opened(tmp_path, samples, tokenizer=str(tmp_path / "tokenizer.json"))) > 0
+    else:
+        with pytest.raises(ConfigError, match="'user is' of the parts .* \"prepend_scheme\": \"never\""):
+            opened(tmp_path, samples, tokenizer=str(tmp_path / "tokenizer.json"))
