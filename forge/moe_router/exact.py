@@ -51,13 +51,23 @@ class _Split(torch.autograd.Function):
 
 def _parts(tensor: Tensor, count: int) -> list[Tensor]:
     """bfloat16 tensors whose sum is the tensor, but for what `count` of them cannot hold. One where it is bfloat16."""
-    if tensor.dtype == torch.bfloat16:
-        return [tensor]
+    return [tensor] if tensor.dtype == torch.bfloat16 else _split_up(tensor, count)
+
+
+# An operator of our own, since torch.compile leaves out a rounding between two conversions, and then the second part is
+# zero.
+@torch.library.custom_op("forge::bfloat16_parts", mutates_args=())
+def _split_up(tensor: Tensor, count: int) -> list[Tensor]:
     parts = [tensor.bfloat16()]
     while len(parts) < count:
         tensor = tensor - parts[-1]
         parts.append(tensor.bfloat16())
     return parts
+
+
+@_split_up.register_fake
+def _(tensor: Tensor, count: int) -> list[Tensor]:
+    return [torch.empty_like(tensor, dtype=torch.bfloat16) for _ in range(count)]
 
 
 def _wide(one: Tensor, other: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """
     if len(rows) and _has_kernel(rows.device.type, rows.dtype, weights.shape[1], weights.shape[2]):
         return F.grouped_mm(rows, weights.transpose(-2, -1), offs=ends)
-    product: Tensor = _one_by_one(rows, weights, ends)
+    product: Tensor = one_by_one(rows, weights, ends)
     return product
 
 
@@ -37,7 +37,8 @@ def _has_kernel(device_type: str, dtype: torch.dtype, rows: int, columns: int) -
 
 # Operators of our own, since the sizes of the groups are read on the host, which no compiled graph can do.
 @torch.library.custom_op("forge::one_by_one", mutates_args=())
-def _one_by_one(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def one_by_one(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """The twin: a product a group."""
     out = rows.new_empty(rows.shape[0], weights.shape[1])
     for weight, group in zip(weights, _groups(ends), strict=True):
         torch.mm(rows[group], weight.T, out=out[group])
@@ -45,7 +46,7 @@ def _one_by_one(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("forge::one_by_one_backward", mutates_args=())
-def _one_by_one_backward(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+def one_by_one_backward(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     rows_grad, weights_grad = torch.empty_like(rows), torch.empty_like(weights)
     for weight, weight_grad, group in zip(weights, weights_grad, _groups(ends), strict=True):
         torch.mm(grad[group], weight, out=rows_grad[group])
@@ -58,12 +59,12 @@ def _groups(ends: Tensor) -> list[slice]:
     return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
 
-@_one_by_one.register_fake
+@one_by_one.register_fake
 def _(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], weights.shape[1])
 
 
-@_one_by_one_backward.register_fake
+@one_by_one_backward.register_fake
 def _(grad: Tensor, rows: Tensor, weights: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows), torch.empty_like(weights)
 
@@ -73,7 +74,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    return *_one_by_one_backward(grad, *ctx.saved_tensors), None
+    return *one_by_one_backward(grad, *ctx.saved_tensors), None
 
 
-_one_by_one.register_autograd(_backward, setup_context=_keep)
+one_by_one.register_autograd(_backward, setup_context=_keep)

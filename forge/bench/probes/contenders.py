@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.bench.probes.products import kernel_products, torch_products
+from forge.bench.probes.products import kernel_products, plain_products, torch_products
 from forge.moe_router.exact import plain_product, split_product
 from forge.moe_router.grouped import grouped_product
 
@@ -261,13 +261,4 @@ def plain(kind: str, layer: Layer) -> Contender:
                    gate_up=layer.gate_up.float(), down=layer.down.float())
     if kind == "experts":
         return contender(kind, wide, Loop())
-    return (_dense if kind == "dense" else _products(_one_by_one))(kind, wide)
-
-
-def _one_by_one(experts: Tensor, layer: Layer) -> Callable[..., Tensor]:
-    counts = torch.bincount(experts, minlength=layer.routing.num_experts).tolist()
-
-    def multiply(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return torch.cat([F.linear(_swiglu(F.linear(mine, up_weight)), down_weight) for mine, up_weight, down_weight
-                          in zip(rows.split(counts), gate_up, down, strict=True)])
-    return multiply
+    return (_dense if kind == "dense" else _products(plain_products))(kind, wide)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forge.errors import UnusableEnvironment
 from forge.kernels import runs_on
-from forge.moe_router.grouped import grouped_product
+from forge.moe_router.grouped import grouped_product, one_by_one
 
 if TYPE_CHECKING:
     from forge.bench.probes.contenders import Layer
@@ -21,12 +21,21 @@ Multiply = Callable[..., Tensor]        # (rows [R, width], gate_up, down) -> [R
 
 def torch_products(experts: Tensor, layer: Layer) -> Multiply:
     """By torch. experts: [R], ascending."""
+    return _by(grouped_product, experts, layer)
+
+
+def plain_products(experts: Tensor, layer: Layer) -> Multiply:
+    """By one product an expert, written in place: torch.cat of 4 GiB is wrong on a GPU (torch 2.11)."""
+    return _by(one_by_one, experts, layer)
+
+
+def _by(product: Multiply, experts: Tensor, layer: Layer) -> Multiply:
     ends = torch.searchsorted(experts, torch.arange(len(layer.down), device=experts.device), right=True)
     ends = ends.to(torch.int32)
 
     def multiply(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = grouped_product(rows, gate_up, ends).chunk(2, dim=-1)
-        return grouped_product(F.silu(gate) * up, down, ends)
+        gate, up = product(rows, gate_up, ends).chunk(2, dim=-1)
+        return product(F.silu(gate) * up, down, ends)
     return multiply
 
 
