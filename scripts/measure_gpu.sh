@@ -13,6 +13,8 @@
 #   3     moe_train   330       280       olmoe_1b by three routers: speed, memory and curves
 #         path        225       210       the nine steps: 0, 14 and 18
 #   -     pictures    180       -         pictures a second of each way to augment them, of two sizes
+#   -     rows        120       -         documents of skewed lengths: padded, bucketed and packed
+#   -     vlm         300       -         vlm_222m: steps 0 to 6, and the last with pictures augmented by the readers
 #   -     sonic       420       250       SonicMoE beside them, where SONIC is given
 #   -     others      300         -       the other tests that need a GPU
 #
@@ -33,6 +35,7 @@
 #                       pip download --no-deps --only-binary=:all: -d WHEELS sonic-moe==0.1.2.post1 \
 #                           'quack-kernels>=0.3.11,<0.5' nvidia-cutlass-dsl==4.4.2 nvidia-cutlass-dsl-libs-base==4.4.2 \
 #                           'apache-tvm-ffi>=0.1.6,<0.2' torch-c-dlpack-ext einops
+#   PICTURES=FOLDER     the cache in which data=shapes has made, or makes, its pictures (6,000 in two minutes)
 #   STEPS=40 MOE_STEPS=80 PATH_STEPS='0 14 18' PYTHON=python3
 
 set -u -o pipefail
@@ -54,6 +57,7 @@ SECONDS_IN_ALL=${SECONDS_IN_ALL:-555}
 read -r -a data <<<"${DATA:-}"
 read -r -a extra <<<"${EXTRA:-}"
 read -r -a experts_words <<<"${EXPERTS:-bench.blocks=3 bench.spare=1 bench.calls=3 bench.seconds=0.06}"
+pictures_kept=(${PICTURES:+"data.cache=$PICTURES"})
 read -r -a timing <<<"${TIMING:-bench.timing.blocks=4 bench.timing.seconds=0.4}"
 deadline=$((SECONDS + SECONDS_IN_ALL))
 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
@@ -108,7 +112,7 @@ bench() {
 tests() {
     local name=$1 most=$2 several=()
     shift 2
-    "$PYTHON" -c 'import xdist' 2>/dev/null && several=(-n 4)       # compiling takes longer than running
+    "$PYTHON" -c 'import xdist' 2>/dev/null && several=(-n 8)       # compiling takes longer than running
     # An interrupt, unlike a termination, lets pytest say what failed so far.
     signal=INT limited "$name" "$most" "$PYTHON" -m pytest -v -m gpu "${several[@]}" "$@" --durations=15
 }
@@ -148,6 +152,27 @@ experts() {
 pictures() {
     bench pictures 90 bench.patience bench=augment bench.num_pictures=256
     bench pictures_as_large 90 bench.patience bench=augment bench.num_pictures=256 bench.side=224
+}
+
+rows() {
+    local words steps='' kind
+    words=$("$PYTHON" scripts/skewed_tokens.py "$out/tokens" 2>"$out/rows_lengths.txt")
+    # With the steps, since the default model knows no such tokens.
+    for kind in padded bucketed packed; do
+        steps+=${steps:+,}"'experiment=rows/$kind $words data.cache=$out/tokens'"
+    done
+    bench rows 120 bench.timing.patience bench=path bench.resident=2 bench.verify=false bench.timing.cold=false \
+        "bench.path=[$steps]" "${timing[@]}" bench.timing.warmup=30
+}
+
+vlm() {
+    local steps='' step last=experiment=vlm_steps/step_6 quick=(bench.verify=false bench.timing.cold=false)
+    for step in {0..6}; do steps+=${steps:+,}experiment=vlm_steps/step_$step; done
+    # First, for the share of waiting.
+    bench vlm_data 100 bench.timing.patience bench=path "bench.path=['$last augment=cpu overlap=none',$last]" \
+        "${quick[@]}" "${pictures_kept[@]}" "${timing[@]}"
+    bench vlm_path 200 bench.timing.patience bench=path "bench.path=[$steps]" "${quick[@]}" "${pictures_kept[@]}" \
+        "${timing[@]}"
 }
 
 sonic() {
@@ -218,9 +243,9 @@ parts=("$@")
 ((${#parts[@]})) || parts=(kernels tune experts large verify moe_train path)
 for part in "${parts[@]}"; do
     case $part in
-        kernels | tune | experts | large | verify | moe_train | path | pictures | sonic | others) ;;
-        *) echo "measure: $part is not a part: kernels, tune, experts, large, verify, moe_train, path, pictures, sonic and" \
-               "others are." >&2
+        kernels | tune | experts | large | verify | moe_train | path | pictures | rows | vlm | sonic | others) ;;
+        *) echo "measure: $part is not a part: kernels, tune, experts, large, verify, moe_train, path, pictures, rows, vlm," \
+               "sonic and others are." >&2
            exit 2 ;;
     esac
 done

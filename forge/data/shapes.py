@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from forge.data import Split
 from forge.data.drawing import encoded, rendered
-from forge.data.embedded import FORMATS, Embedded, about_a_picture
+from forge.data.embedded import Embedded, about_a_picture
 from forge.data.pack import Packed, chosen
 from forge.data.scenes import CELLS, KINDS, asked_of, drawn
 
@@ -22,7 +22,8 @@ class Shapes(Embedded):
     """Pictures of one to `most_shapes` shapes. See Embedded.
 
     num_pictures: of both splits together. num_questions: about a picture to train on; one that is held out has a single
-    question, so that each answer counts by itself. seed: another one draws other pictures.
+    question, so that each answer counts by itself. formats: of the files, in turn. seed: another one draws other
+    pictures.
 
     What stands where alone decides what is held out, so no arrangement is on both sides, however it is drawn.
     """
@@ -30,6 +31,7 @@ class Shapes(Embedded):
     num_pictures: int
     most_shapes: int
     num_questions: int
+    formats: list[Literal["png", "jpg"]]
     seed: int
 
     name = "shapes"
@@ -42,7 +44,7 @@ class Shapes(Embedded):
             if chosen(scene.arrangement, self.heldout) != (split == "heldout"):
                 continue
             asked = asked_of(scene, draw, self.num_questions if split == "train" else 1)
-            field = FORMATS[number % len(FORMATS)]
+            field = self.formats[number % len(self.formats)]
             yield f"{number:07}", {
                 field: encoded(rendered(scene, self.size, draw), field), "txt": scene.caption.encode(),
                 "json": about_a_picture([(each.question, each.answer) for each in asked]),
@@ -53,5 +55,7 @@ class Shapes(Embedded):
         for setting in ("num_pictures", "num_questions"):
             if getattr(self, setting) < 1:
                 yield f"data.{setting}={getattr(self, setting)}: at least 1 is wanted"
+        if not self.formats:
+            yield "data.formats=[]: name png, jpg or both"
         if not 1 <= self.most_shapes <= CELLS:
             yield f"data.most_shapes={self.most_shapes}: a picture has room for 1 to {CELLS}"
