@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forge.kernels.placement import Placement
-
 COLUMNS = 1024          # of a row that a program adds at a time
 
 
@@ -32,28 +30,6 @@ def collect(parts: Tensor, slots: Tensor) -> Tensor:
     if choices:
         _collect[(triton.cdiv(choices, COLUMNS),)](parts, slots, out, choices, parts.shape[0], parts.shape[1], COLUMNS)
     return out
-
-
-def in_order(tokens: Tensor, where: Placement) -> Tensor:
-    """[R, d]: the token of each row. tokens: [N, d]. Rows that no expert has are left as the memory was."""
-    rows, width = where.slots.numel(), tokens.shape[1]
-    out = tokens.new_empty(rows, width)
-    columns = min(COLUMNS, triton.next_power_of_2(width))
-    if rows:
-        _in_order[(rows, triton.cdiv(width, columns))](
-            tokens, out, where.sources, where.ends, len(where.ends), width, where.slots.shape[1], columns)
-    return out
-
-
-@triton.jit     # type: ignore[untyped-decorator]
-def _in_order(  # type: ignore[no-untyped-def]
-        tokens, out, sources, ends, num_experts, WIDTH: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0)
-    if row < tl.load(ends + num_experts - 1):
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        token = (tl.load(sources + row) // TOP_K).to(tl.int64)
-        values = tl.load(tokens + token * WIDTH + column, mask=column < WIDTH)
-        tl.store(out + row.to(tl.int64) * WIDTH + column, values, mask=column < WIDTH)
 
 
 @triton.jit(do_not_specialize=["choices", "rows"])     # type: ignore[untyped-decorator]

@@ -16,27 +16,26 @@ from forge.kernels.placement import Placement
 from forge.kernels.tilings import Tiling
 
 
-def weight_gradient(left: Tensor, right: Tensor, where: Placement, gathered: str | None, how: Tiling) -> Tensor:
-    """left^T @ right over the rows of each expert: [E, m, n]. Both are sorted, [R, ...], but for `gathered` ("left" or
-    "right"), which stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
+def weight_gradient(left: Tensor, right: Tensor, where: Placement, gathered: str, how: Tiling) -> Tensor:
+    """left^T @ right over the rows of each expert: [E, m, n]. One of the two is sorted, [R, ...]; `gathered` ("left"
+    or "right") stands in the order of tokens, [N, ...]. An expert without rows gets zeros."""
     num_experts, height, columns = len(where.ends), left.shape[1], right.shape[1]
     out = left.new_empty(num_experts, height, columns)
-    copied = [how.by_copier and gathered != side and copies(tensor, tensor.shape[1])
-              for side, tensor in (("left", left), ("right", right))]
+    in_order, part = (right, how.columns) if gathered == "left" else (left, how.rows)
+    by_copier = how.by_copier and copies(in_order, in_order.shape[1])
     tiles = num_experts * triton.cdiv(height, how.rows) * triton.cdiv(columns, how.columns)
     _weight_gradient[(min(tiles, how.per_multiprocessor * num_multiprocessors(out.device)),)](
-        left, right, described(left, how.depth, how.rows) if copied[0] else None,
-        described(right, how.depth, how.columns) if copied[1] else None, out, where.sources, where.ends, num_experts,
-        height, columns, where.slots.shape[1], gathered == "left", gathered == "right", *copied, how.rows, how.columns,
+        left, right, described(in_order, how.depth, part) if by_copier else None, out, where.sources, where.ends,
+        num_experts, height, columns, where.slots.shape[1], gathered == "left", by_copier, how.rows, how.columns,
         how.depth, num_warps=how.warps, num_stages=how.stages)
     return out
 
 
 @triton.jit     # type: ignore[untyped-decorator]
 def _weight_gradient(  # type: ignore[no-untyped-def]
-        left, right, lefts, rights, out, sources, ends, num_experts, M: tl.constexpr, N: tl.constexpr,
-        TOP_K: tl.constexpr, GATHER_LEFT: tl.constexpr, GATHER_RIGHT: tl.constexpr, COPY_LEFT: tl.constexpr,
-        COPY_RIGHT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
+        left, right, described, out, sources, ends, num_experts, M: tl.constexpr, N: tl.constexpr,
+        TOP_K: tl.constexpr, GATHER_LEFT: tl.constexpr, BY_COPIER: tl.constexpr, ROWS: tl.constexpr,
+        COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     row_tiles: tl.constexpr = (M + ROWS - 1) // ROWS
     column_tiles: tl.constexpr = (N + COLUMNS - 1) // COLUMNS
     for tile in range(tl.program_id(0), num_experts * row_tiles * column_tiles, tl.num_programs(0)):
@@ -49,37 +48,27 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for start in range(first, whole, DEPTH):
             row = start + tl.arange(0, DEPTH)
-            if COPY_LEFT:
-                one = lefts.load([start, first_m])
+            token = tl.load(sources + row) // TOP_K
+            if BY_COPIER and not GATHER_LEFT:
+                one = described.load([start, first_m])
             else:
-                one = _columns_of(left, _read(sources, row, None, TOP_K, GATHER_LEFT), None, first_m, M, ROWS)
-            if COPY_RIGHT:
-                other = rights.load([start, first_n])
+                one = _columns_of(left, token if GATHER_LEFT else row, None, first_m, M, ROWS)
+            if BY_COPIER and GATHER_LEFT:
+                other = described.load([start, first_n])
             else:
-                other = _columns_of(right, _read(sources, row, None, TOP_K, GATHER_RIGHT), None, first_n, N, COLUMNS)
+                other = _columns_of(right, row if GATHER_LEFT else token, None, first_n, N, COLUMNS)
             sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
         if whole < stop:
             # Rows past the expert's last are another's, or nothing that was ever written: neither may be multiplied.
             row = whole + tl.arange(0, DEPTH)
             live = row < stop
-            one = _columns_of(left, _read(sources, row, live, TOP_K, GATHER_LEFT), live, first_m, M, ROWS)
-            other = _columns_of(right, _read(sources, row, live, TOP_K, GATHER_RIGHT), live, first_n, N, COLUMNS)
+            token = tl.load(sources + row, mask=live, other=0) // TOP_K
+            one = _columns_of(left, token if GATHER_LEFT else row, live, first_m, M, ROWS)
+            other = _columns_of(right, row if GATHER_LEFT else token, live, first_n, N, COLUMNS)
             sums = tl.dot(tl.trans(one), other, sums, input_precision="ieee")
         m, n = first_m + tl.arange(0, ROWS), first_n + tl.arange(0, COLUMNS)
         tl.store(out + expert.to(tl.int64) * (M * N) + m.to(tl.int64)[:, None] * N + n[None, :],
                  sums.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
-
-
-@triton.jit     # type: ignore[untyped-decorator]
-def _read(sources, row, live, TOP_K: tl.constexpr, GATHERED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where these rows of the sorted order stand."""
-    if not GATHERED:
-        place = row
-    elif live is None:
-        place = tl.load(sources + row) // TOP_K
-    else:
-        place = tl.load(sources + row, mask=live, other=0) // TOP_K
-    return place
 
 
 @triton.jit     # type: ignore[untyped-decorator]
