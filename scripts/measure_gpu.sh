@@ -14,7 +14,7 @@
 #         path        225       210       the nine steps: 0, 14 and 18
 #   -     pictures    180       -         pictures a second of each way to augment them, of two sizes
 #   -     rows        120       -         documents of skewed lengths: padded, bucketed and packed
-#   -     vlm         300       -         vlm_222m: steps 0 to 6, and the last with pictures augmented by the readers
+#   -     vlm         300       -         vlm_222m: pictures augmented by the readers and on the device; steps 0 to 6
 #   -     sonic       420       250       SonicMoE beside them, where SONIC is given
 #   -     others      300         -       the other tests that need a GPU
 #
@@ -166,13 +166,13 @@ rows() {
 }
 
 vlm() {
-    local steps='' step last=experiment=vlm_steps/step_6 quick=(bench.verify=false bench.timing.cold=false)
+    local steps='' step last=experiment=vlm_steps/step_6 quiet=(tracker=[] tracker.every=10)
+    # Runs, not turns: what readers have ready when a turn begins lasts longer than the turn.
+    forge vlm_cpu_pipeline 60 train "$last" augment=cpu overlap=none steps=100 "${quiet[@]}" "${pictures_kept[@]}"
+    forge vlm_gpu_pipeline 60 train "$last" steps=300 "${quiet[@]}" "${pictures_kept[@]}"
     for step in {0..6}; do steps+=${steps:+,}experiment=vlm_steps/step_$step; done
-    # First, for the share of waiting.
-    bench vlm_data 100 bench.timing.patience bench=path "bench.path=['$last augment=cpu overlap=none',$last]" \
-        "${quick[@]}" "${pictures_kept[@]}" "${timing[@]}"
-    bench vlm_path 200 bench.timing.patience bench=path "bench.path=[$steps]" "${quick[@]}" "${pictures_kept[@]}" \
-        "${timing[@]}"
+    bench vlm_path 220 bench.timing.patience bench=path "bench.path=[$steps]" bench.resident=2 bench.verify=false \
+        bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=2
 }
 
 sonic() {
