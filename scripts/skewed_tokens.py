@@ -22,8 +22,8 @@ def main() -> None:
     ids[np.cumsum(lengths + 1) - 1] = END
     out.mkdir(parents=True, exist_ok=True)
     np.save(out / "skewed.npy", ids)
-    print(f"{count} documents, mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, {np.mean(lengths == LONGEST):.1%} "
-          f"at {LONGEST}", file=sys.stderr)
+    print(f"{count} documents, mean {lengths.mean():.0f}, median {np.median(lengths):.0f}, "
+          f"{np.mean(lengths == LONGEST):.1%} at {LONGEST}", file=sys.stderr)
     print(f"data.train={out / 'skewed.npy'} data.end={END}")
 
 

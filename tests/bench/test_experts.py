@@ -11,7 +11,7 @@ from simulated import WORDS
 
 from forge.bench.__main__ import run
 from forge.bench.experts import WAYS, Experts
-from forge.bench.probes import experts
+from forge.bench.probes import contenders, experts
 from forge.bench.probes.contenders import MADE, Contender, Layer, contender, plain
 from forge.bench.probes.experts import Proof
 from forge.bench.probes.floor import Rates, backward, forward
@@ -75,6 +75,18 @@ def broken(what):
             return right.forward(x) + 0.001 * (source - source.detach()).sum()
         return replace(right, forward=forward)
     return made
+
+
+def test_products_are_held_against_rows_in_their_own_order(monkeypatch):
+    """A gate whose close choices fall otherwise in float32: the reference takes those of the layer's own format."""
+    def gate(x, weight, routing):
+        weights, chosen = plain_gate(x, weight, routing)
+        return weights, (chosen + (x.dtype == torch.float32)) % SHAPE["experts"]
+
+    plain_gate = contenders._plain_gate
+    monkeypatch.setattr(contenders, "_plain_gate", gate)
+    of = layer(torch.bfloat16)
+    assert max(errors(results(named("grouped_only", of)), results(plain("products", of))).values()) < 0.02
 
 
 @pytest.mark.parametrize("what", ["y", "x", "gate.weight", "gate_up", "down", "not a number"])

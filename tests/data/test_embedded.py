@@ -30,8 +30,8 @@ CONFIG = SimpleNamespace(model=SimpleNamespace(vocab_size=259, picture_token=PIC
 
 def shapes(cache, **changes):
     settings = {"size": 24, "heldout": 0.2, "shard_mb": 1, "tokenizer": "bytes", "conversation": TALK,
-                "cache": str(cache), "num_pictures": 120, "most_shapes": 3, "num_questions": 3, "formats": ["png", "jpg"],
-                "seed": 0}
+                "cache": str(cache), "num_pictures": 120, "most_shapes": 3, "num_questions": 3, "seed": 0,
+                "formats": ["png", "jpg"]}
     return Shapes(**settings | changes)
 
 
@@ -204,7 +204,8 @@ def test_packages_that_are_missing_are_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("changes", "said"), [
     ({"heldout": 0.0}, "data.heldout=0.0 is no fraction"), ({"size": 4}, "data.size=4: at least 8"),
     ({"shard_mb": 0}, "data.shard_mb=0"), ({"num_pictures": 0}, "data.num_pictures=0"),
-    ({"num_questions": 0}, "data.num_questions=0"), ({"formats": []}, "data.formats=[]"), ({"most_shapes": 5}, "data.most_shapes=5: a picture has room"),
+    ({"num_questions": 0}, "data.num_questions=0"), ({"formats": []}, "data.formats=[]"),
+    ({"most_shapes": 5}, "data.most_shapes=5: a picture has room"),
     ({"conversation": Conversation(**{**vars(TALK), "tokens_per_picture": 9})}, "tokens_per_picture=9")])
 def test_settings_without_sense_are_problems(tmp_path, changes, said):
     assert list(shapes(tmp_path).problems(CONFIG)) == []

@@ -158,9 +158,13 @@ def _dense(name: str, layer: Layer) -> Contender:
                      {"up": up, "down": down})
 
 
-def _products(make: Callable[[Tensor, Layer], Callable[..., Tensor]]) -> Callable[[str, Layer], Contender]:
+def _products(make: Callable[[Tensor, Layer], Callable[..., Tensor]],
+              chosen_by: Layer | None = None) -> Callable[[str, Layer], Contender]:
+    """chosen_by: the layer whose gate chooses. In another number format a close choice falls the other way, and all
+    rows between its two experts stand elsewhere."""
     def made(name: str, layer: Layer) -> Contender:
-        experts = _plain_gate(layer.x, layer.gate, layer.routing)[1].flatten()
+        chooser = chosen_by or layer
+        experts = _plain_gate(chooser.x, chooser.gate, chooser.routing)[1].flatten()
         order = experts.argsort(stable=True)
         tokens = order // layer.routing.top_k
         weights = {"gate_up": layer.gate_up.detach().requires_grad_(), "down": layer.down.detach().requires_grad_()}
@@ -261,4 +265,4 @@ def plain(kind: str, layer: Layer) -> Contender:
                    gate_up=layer.gate_up.float(), down=layer.down.float())
     if kind == "experts":
         return contender(kind, wide, Loop())
-    return (_dense if kind == "dense" else _products(plain_products))(kind, wide)
+    return (_dense if kind == "dense" else _products(plain_products, layer))(kind, wide)

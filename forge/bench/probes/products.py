@@ -25,7 +25,7 @@ def torch_products(experts: Tensor, layer: Layer) -> Multiply:
 
 
 def plain_products(experts: Tensor, layer: Layer) -> Multiply:
-    """By one product an expert, written in place: torch.cat of 4 GiB is wrong on a GPU (torch 2.11)."""
+    """By one product an expert: the twin."""
     return _by(one_by_one, experts, layer)
 
 
