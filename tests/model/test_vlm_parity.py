@@ -43,6 +43,13 @@ MODELS = {
         vision_config=SIGLIP, text_config=QWEN, image_token_index=PICTURE, **FULL)),
     "llava_head": lambda: LlavaForConditionalGeneration(LlavaConfig(
         vision_config={**SIGLIP, "vision_use_head": True}, text_config=LLAMA, image_token_index=PICTURE, **FULL)),
+    "llava_pixels_left_over": lambda: LlavaForConditionalGeneration(LlavaConfig(
+        vision_config={**SIGLIP, "image_size": 15}, text_config=LLAMA, image_token_index=PICTURE,
+        **FULL | {"image_seq_length": 9})),
+    "idefics3_pixels_left_over": lambda: Idefics3ForConditionalGeneration(Idefics3Config(
+        vision_config={"image_size": 18, **TOWER}, text_config=LLAMA, scale_factor=2, image_token_id=PICTURE)),
+    "internvl_pixels_left_over": lambda: InternVLForConditionalGeneration(InternVLConfig(
+        vision_config={"image_size": 19, **TOWER}, text_config=LLAMA, image_token_id=PICTURE)),
     "internvl_qwen3": lambda: InternVLForConditionalGeneration(InternVLConfig(
         vision_config={"image_size": 16, **TOWER}, text_config=QWEN, image_token_id=PICTURE,
         tie_word_embeddings=False)),
