@@ -70,16 +70,17 @@ def _plain(wanted: type, value: Any, path: str, mistakes: list[str]) -> Any:
 
 
 def _union(wanted: Any, value: Any, path: str, mistakes: list[str]) -> Any:
-    options = get_args(wanted)
-    if value is None and type(None) in options:
+    options = [option for option in get_args(wanted) if option is not type(None)]
+    if value is None and type(None) in get_args(wanted):
         return None
     attempts: list[list[str]] = []
     for option in options:
-        if option is not type(None):
-            attempts.append([])
-            made = convert(option, value, path, attempts[-1])
-            if not attempts[-1]:
-                return made
+        attempts.append([])
+        made = convert(option, value, path, attempts[-1])
+        if not attempts[-1]:
+            return made
+    if len(options) > 1 and all(option in _PLAIN or get_origin(option) is Literal for option in options):
+        attempts = [[f"{path}={_shown(value)}: {', or '.join(map(_name, options))} is wanted."]]
     mistakes += attempts[0] if attempts else []
     return None
 
@@ -110,6 +111,8 @@ def _shown(value: Any) -> str:
 
 
 def _name(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return ", ".join(map(str, get_args(wanted)))
     return str(_PLAIN.get(wanted) or getattr(wanted, "__name__", wanted))
 
 

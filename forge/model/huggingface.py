@@ -17,7 +17,7 @@ from forge.model.vlm import VLM
 from forge.schema import structure
 
 ARCHITECTURES: dict[Family, str] = {
-    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "dots1": "Dots1ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 
