@@ -106,8 +106,13 @@ def _unknown(key: str, fields: set[str], path: str) -> str:
             f"Settings of {path or 'the run'}: {', '.join(known) or 'none'}.")
 
 
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+def shown(value: object) -> str:
+    """A setting as YAML and the command line write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else shown(value)
 
 
 def _name(wanted: Any) -> str:

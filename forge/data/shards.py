@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from forge.data import Split
+from forge.data import NAMES, Split
 from forge.data.conversation import Conversation
 from forge.data.disk import cache_folder
 from forge.data.dropping import Bound, Dropped
 from forge.data.fields import Array, Field, Label, Picture, Text
+from forge.data.hashing import held_out, stirred
 from forge.data.naming import KeyDot
 from forge.data.reading import Reading
 from forge.data.samples import Samples, open_samples
@@ -146,7 +147,7 @@ class Shards:
 
     def _problems_of_fields(self) -> Iterator[str]:
         for name in self._others():
-            if name in ("tokens", "targets", "documents", "positions", "lengths", "trained", "pictures"):
+            if name in NAMES:
                 yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
         if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
             yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
@@ -200,15 +201,8 @@ class Shards:
 
     def _held_out(self, deciding: Texts) -> np.ndarray:
         """[samples] bool, at least one of each."""
-        # splitmix64 of checksum and size: neighbours in either land far apart
-        mixed = deciding.checksums.astype(np.uint64) << np.uint64(32) | deciding.sizes.astype(np.uint64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-        held = mixed < np.uint64(int(self.heldout_fraction * 2**64))
-        if held.all() or not held.any():
-            held[:] = held[0]
-            held[np.argmin(mixed)] = not held[0]
-        return held
+        both = deciding.checksums.astype(np.uint64) << np.uint64(32) | deciding.sizes.astype(np.uint64)
+        return held_out(stirred(both), self.heldout_fraction)
 
 
 def named_shards(setting: _Named, name: str) -> dict[str, list[Location]]:

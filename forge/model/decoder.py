@@ -11,6 +11,7 @@ from forge.errors import ForgeError
 from forge.model import Parts
 from forge.moe_router import Routing
 from forge.operators import Activation, Norm
+from forge.schema import shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -235,8 +236,3 @@ class Decoder:
             yield from disagreements(self, folder)
         except ForgeError as error:
             yield f"model.weights={folder}: {error}"
-
-
-def shown(value: object) -> str:
-    """A setting as YAML and the command line write it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
