@@ -46,7 +46,8 @@ class Shards:
     text_field: the field of a sample that holds its text, or several, of which the first that is there is taken
         ("txt;caption").
     pictures, labels, arrays: other fields, each with the name that it has in a sample. Of a conversation, `pictures`
-        are those that have a place in it, in this order.
+        are those that have a place in it, in this order. All others reach no batch of forge's own, and a run that names
+        them is refused.
     conversation: None: a sample is its text, and its other fields.
     key_dot: where the key of a sample ends in a member's name: at the first dot, as in webdataset, or at the last.
     keep_empty, invalid_utf8: see forge.data.fields.Text.
@@ -131,6 +132,7 @@ class Shards:
             yield from self.staging.problems(self.shuffle_shards)
         yield from self._problems_of_weights()
         yield from self._problems_of_fields()
+        yield from self._problems_of_idle_fields(config)
         yield from vocabulary_problems(self.tokenizer, config)
         if self.conversation is not None:
             yield from self.conversation.problems(self.tokenizer, bool(self.pictures), config)
@@ -160,6 +162,15 @@ class Shards:
         for name, picture in (self.pictures or {}).items():
             if picture.max_pixels < 1:
                 yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
+
+    def _problems_of_idle_fields(self, config: Config) -> Iterator[str]:
+        """Fields that would be read, checked and thrown away: see forge.batching.Batching."""
+        pictures = {} if self.conversation is not None else {"pictures": self.pictures}
+        for setting, fields in {"labels": self.labels, "arrays": self.arrays, **pictures}.items():
+            if fields and not getattr(config.batching, "takes_fields", False):
+                place = ", or data.conversation, in which pictures have a place" if setting == "pictures" else ""
+                yield (f"data.{setting} names {', '.join(fields)}, of which no batch has anything and no model learns: "
+                       f"set data.{setting}=null{place}")
 
     def _text(self) -> Text:
         messages = None if self.conversation is None else self.conversation.messages_field

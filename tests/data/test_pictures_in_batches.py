@@ -276,7 +276,8 @@ def test_too_many_bad_pictures_end_the_run(tmp_path):
 def said(tmp_path, of_conversation=None, vocab_size=259, sequence_length=100, model=None, **changes):
     vision = SimpleNamespace(tokens_per_picture=EACH)
     model = model or SimpleNamespace(vocab_size=vocab_size, vision=vision, picture_token=256)
-    config = SimpleNamespace(model=model, sequence_length=sequence_length, choices={"model": "vlm_tiny"})
+    config = SimpleNamespace(model=model, sequence_length=sequence_length, choices={"model": "vlm_tiny"},
+                             batching=SimpleNamespace(takes_fields=True))
     return [*option(tmp_path, {"a.json": b"{}"}, of_conversation, **changes).problems(config)]
 
 
