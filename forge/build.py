@@ -66,7 +66,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         return config.augment(batch.to(topology.device))
 
     feed = build_feed(config, topology)
-    drops = Drops(getattr(feed.source, "dropped", None), seen, config.tracker.every, topology)
+    drops = Drops(getattr(feed.source, "dropped", None), config.tracker.every, topology)
     model = build_model(config, topology)
     sync: Sync = config.comm.build(model, topology, config.precision)
     update = config.optimizer.build(model, config.schedule, config.steps, config.precision)
@@ -77,7 +77,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
                     partial(origin_of, model, _again(config, feed, stage, model, sync, update, progress, topology),
                             topology), seen)
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
-                     {"rng": Rng()}, spread_in(model))
+                     {"rng": Rng()}, spread_in(model), {"dropped": drops} if drops.dropped is not None else {})
     identity = _identity(config, feed)
     if config.resume:
         read_snapshot(Path(config.resume), state, identity, topology)
@@ -89,7 +89,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         reader = config.dataloader.build(feed, topology)
         opened.callback(reader.close)
         reader.seek(progress.cursor)
-        works = config.overlap(reader, lambda batch: stage(seen(batch)), phases)
+        works = drops.counted(config.overlap(reader, lambda batch: stage(seen(batch)), phases))
         _observe(run, drops, opened)
         trainable: Any = model
         yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {"to": ""}
 CARRIED = "huggingface"         # folder of a converted run: what came beside the weights
 
 # The option whose settings a converted run starts from, before those of the folder replace them.
-_OPTIONS: dict[Family, str] = {"gpt2": "gpt2_124m", "llama": "llama_8b", "qwen3": "llama_8b",
+_OPTIONS: dict[Family, str] = {"gpt2": "gpt2_124m", "llama": "llama_8b", "qwen2": "llama_8b", "qwen3": "llama_8b",
                                "mixtral": "mixtral_8x7b", "olmoe": "olmoe_1b_7b", "qwen3_moe": "qwen3_30b_a3b",
                                "dots1": "dots1_142b_a14b", "deepseek_v3": "moonlight_16b_a3b"}
 _WITH_PICTURES = "vlm_460m"

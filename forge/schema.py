@@ -70,16 +70,17 @@ def _plain(wanted: type, value: Any, path: str, mistakes: list[str]) -> Any:
 
 
 def _union(wanted: Any, value: Any, path: str, mistakes: list[str]) -> Any:
-    options = get_args(wanted)
-    if value is None and type(None) in options:
+    options = [option for option in get_args(wanted) if option is not type(None)]
+    if value is None and type(None) in get_args(wanted):
         return None
     attempts: list[list[str]] = []
     for option in options:
-        if option is not type(None):
-            attempts.append([])
-            made = convert(option, value, path, attempts[-1])
-            if not attempts[-1]:
-                return made
+        attempts.append([])
+        made = convert(option, value, path, attempts[-1])
+        if not attempts[-1]:
+            return made
+    if len(options) > 1 and all(option in _PLAIN or get_origin(option) is Literal for option in options):
+        attempts = [[f"{path}={_shown(value)}: {', or '.join(map(_name, options))} is wanted."]]
     mistakes += attempts[0] if attempts else []
     return None
 
@@ -105,11 +106,18 @@ def _unknown(key: str, fields: set[str], path: str) -> str:
             f"Settings of {path or 'the run'}: {', '.join(known) or 'none'}.")
 
 
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+def shown(value: object) -> str:
+    """A setting as YAML and the command line write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str) else shown(value)
 
 
 def _name(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return ", ".join(map(str, get_args(wanted)))
     return str(_PLAIN.get(wanted) or getattr(wanted, "__name__", wanted))
 
 

@@ -68,8 +68,11 @@ class RunState:
     """The parts that survive. shared: the same on all ranks, written once. own: each rank's, written by each.
 
     spread: of the parameters whose slices, and those of their state, are on several ranks: they are written whole.
+    sums: each rank's share of a sum, written by each. The first rank loads all of them, one after the other, and adds
+        them up; so it does not matter how many ranks go on. A snapshot that has none yet starts the sum.
     """
 
     shared: dict[str, Stateful]         # model, update, comm, progress
     own: dict[str, Stateful]            # rng
     spread: dict[str, Spread] = field(default_factory=dict)
+    sums: dict[str, Stateful] = field(default_factory=dict)

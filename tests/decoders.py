@@ -47,6 +47,7 @@ SMALL = {
                     tied=True, family="gpt2"),
     "llama": replace(LLAMA, rotary=Rotary(10000.0, False, Llama3Scaling(8.0, 1.0, 4.0, 16))),
     "llama_tied_biased": replace(LLAMA, tied=True, biases=True),
+    "qwen2": replace(LLAMA, biases="qkv", family="qwen2"),
     "qwen3": replace(LLAMA, head_width=12, qk_norm="head", family="qwen3"),
     "mixtral": replace(LLAMA, routing=ROUTING, family="mixtral"),
     "mixtral_window": replace(LLAMA, routing=ROUTING, window=5, family="mixtral"),

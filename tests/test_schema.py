@@ -23,17 +23,18 @@ class Outer:
     groups: list[Inner]
     names: dict[str, str]
     flag: bool
+    which: bool | Literal["some"]
 
 
 GOOD = {"count": 3, "rate": 1, "kind": "a", "inner": {"match": "x", "weight": None}, "groups": [], "names": {},
-        "flag": True}
+        "flag": True, "which": "some"}
 
 
 def test_values_take_the_types_of_their_fields():
     mistakes: list[str] = []
     made = structure(Outer, {**GOOD, "count": 1e6, "groups": [{"match": "y", "weight": 2}]}, "part", mistakes)
     assert not mistakes
-    assert made == Outer(1_000_000, 1.0, "a", Inner("x", None), [Inner("y", 2.0)], {}, True)
+    assert made == Outer(1_000_000, 1.0, "a", Inner("x", None), [Inner("y", 2.0)], {}, True, "some")
     assert isinstance(made.count, int) and isinstance(made.rate, float)
 
 
@@ -45,6 +46,7 @@ def test_values_take_the_types_of_their_fields():
     ({"count": True}, "part.count=true: a whole number is wanted."),
     ({"count": None}, "part.count=null: a whole number is wanted."),
     ({"flag": 1}, "part.flag=1: true or false is wanted."),
+    ({"which": "sme"}, "part.which='sme': true or false, or some is wanted."),
     ({"kind": "be"}, "part.kind='be': one of a, bee is wanted. Did you mean 'bee'?"),
     ({"inner": {"match": "x", "wieght": 1, "weight": 1}}, "part.inner.wieght is not a setting. Did you mean 'weight'?"),
     ({"groups": [{"match": 1.5, "weight": "heavy"}]}, "part.groups[0].weight='heavy': a number is wanted."),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from forge.data.hashing import LAST_SHIFT, ROUNDS, STEP
+
 if TYPE_CHECKING:
     from forge.augment.recipe import Crop, Recipe
 
 TRIES = 10              # candidates for a crop, as in torchvision; if none fits, the largest of a fitting ratio
-# splitmix64 (Steele et al. 2014), its constants as the signed numbers that torch computes with
-_STEP, _FIRST, _SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ def drawn(recipe: Recipe, seeds: Tensor, height: int, width: int) -> Draws:
 
 def uniform(seeds: Tensor, num: int) -> Tensor:
     """[P, num] float64 in [0, 1): number i of a seed is the hash of (seed, i), the same bits on every device."""
-    mixed = seeds[:, None] + torch.arange(1, num + 1, device=seeds.device) * _STEP
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        mixed = (mixed ^ _shifted(mixed, shift)) * factor
-    numbers: Tensor = _shifted(mixed ^ _shifted(mixed, 31), 11).double() * 2.0**-53
+    # All of splitmix64, its factors as the signed numbers that torch computes with.
+    mixed = seeds[:, None] + torch.arange(1, num + 1, device=seeds.device) * (STEP - 2**64)
+    for shift, factor in ROUNDS:
+        mixed = (mixed ^ _shifted(mixed, shift)) * (factor - 2**64)
+    numbers: Tensor = _shifted(mixed ^ _shifted(mixed, LAST_SHIFT), 11).double() * 2.0**-53
     return numbers
 
 

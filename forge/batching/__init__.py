@@ -35,6 +35,9 @@ class Plan(Protocol):
 
 @runtime_checkable
 class Batching(Protocol):
+    """An option that makes batches of other fields than tokens, and the pictures of conversations, states
+    `takes_fields = True`; for others data=shards refuses to read them."""
+
     def plan(self, source: Source, seed: int, epoch: int, global_batch: int) -> Plan:
         """A pure function of its arguments. Raises ConfigError where the source has no full global batch."""
         ...

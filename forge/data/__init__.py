@@ -12,6 +12,9 @@ Split = Literal["train", "heldout"]
 # "tokens" [length] int64. Of conversations also "trained" [length] bool: which tokens are predicted (absent: all), and
 # "pictures" [p, S, S, 3] uint8, in the order of their runs of placeholders among the tokens (absent: none).
 Sample = dict[str, "Tensor"]
+# These, and what a batch has (see forge.batch.Batch): what else a sample has is called otherwise.
+NAMES = frozenset({"tokens", "trained", "pictures", "targets", "documents", "positions", "lengths", "picture_seeds",
+                   "picture_samples"})
 
 
 class Source(Protocol):

@@ -20,13 +20,12 @@ from forge.data.headers import BadPicture
 from forge.data.id_file import IdFile
 from forge.data.samples import Samples
 from forge.data.texts import Texts
-from forge.data.tokenizer import Bytes, FromFile
+from forge.data.tokenizer import AT_A_TIME, Bytes, FromFile
 from forge.data.turns import Part, Refused, Template
 from forge.errors import ConfigError, UnreadableError
 from forge.notes import say
 
 _TRAINED = 1 << 31      # this bit of an id in the file: it is trained on
-_AT_A_TIME = 512        # samples tokenised in one call: enough for all cores, little memory
 _REASONS = "reasons.json"
 
 
@@ -97,8 +96,8 @@ class _Making:
         (folder / _REASONS).write_text(json.dumps(self.reasons))
 
     def _all(self) -> Iterator[np.ndarray]:
-        for first in range(0, len(self.samples), _AT_A_TIME):
-            indices = range(first, min(first + _AT_A_TIME, len(self.samples)))
+        for first in range(0, len(self.samples), AT_A_TIME):
+            indices = range(first, min(first + AT_A_TIME, len(self.samples)))
             parts = [self._parts(index) for index in indices]
             encoded = iter(self._encoded([part.content for of_one in parts for part in of_one
                                           if isinstance(part.content, str)]))

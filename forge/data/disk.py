@@ -14,6 +14,8 @@ from typing import IO
 
 from forge.errors import UnusableEnvironment
 
+ANOTHER_OUT = "choose another OUT"      # what mends a command that cannot write
+
 
 def cache_folder(setting: str | None) -> Path:
     """The folder of a `cache` setting; None: forge's part of the user's cache folder."""

@@ -98,12 +98,9 @@ class Dropped:
             raise UnreadableError(f"{num_bad:,} of {num_tried:,} samples are bad, more than {self.bound} allow: {what}."
                                   " `python -m forge.shards check` lists the faults of shards.")
 
-    def by_shard(self, counts: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]:
-        """Reason -> shard -> count."""
-        sorted_by: dict[str, dict[str, int]] = {}
-        for (reason, shard), count in sorted(counts.items()):
-            sorted_by.setdefault(reason, {})[str(self.shards[shard])] = count
-        return sorted_by
+    def named(self, counts: Mapping[tuple[str, int], int]) -> Counter[tuple[str, str]]:
+        """The same by (reason, shard)."""
+        return Counter({(reason, str(self.shards[shard])): count for (reason, shard), count in counts.items()})
 
     def sentence(self, counts: Mapping[tuple[str, int], int] | None = None) -> str:
         """By reason and shard; None: all counts of this process."""

@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge.data.disk import require_space, writing
+from forge.data.disk import ANOTHER_OUT, require_space, writing
 from forge.data.pack import chosen, pack, rank, refusal
 from forge.errors import ConfigError
 
 SPLITS = ("train", "heldout")
-_ANOTHER = "choose another OUT"
 _AROUND_A_TEXT = 2048       # bytes of a shard and its index beside the text itself, at most, unless names are very long
 
 Progress = Callable[[int, int], None]       # so many more bytes are done, of so many in all
@@ -71,8 +70,8 @@ def make_shards(folder: Path, out: Path, making: Making, progress: Progress) -> 
     if not files:
         raise ConfigError(f"{folder} has no files that match pattern='{making.pattern}': give another, for example "
                           "pattern='*.md'.")
-    require_space(out, sum(size + _AROUND_A_TEXT for size in files.values()), _ANOTHER)
-    with writing(out, _ANOTHER):
+    require_space(out, sum(size + _AROUND_A_TEXT for size in files.values()), ANOTHER_OUT)
+    with writing(out, ANOTHER_OUT):
         out.mkdir(parents=True, exist_ok=True)
         hidden = Path(tempfile.mkdtemp(prefix=".making.", dir=out))
         try:

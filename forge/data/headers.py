@@ -15,7 +15,7 @@ Read = Callable[[int, int], bytes]      # (offset, size) -> at most so many byte
 
 _SIDES_IN = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}      # JPEG segments that begin a frame
 _ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}                     # JPEG markers without a length
-_ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101             # TIFF tags
+ORIENTATION, _WIDTH, _HEIGHT = 0x0112, 0x0100, 0x0101             # TIFF tags
 _MOST_SEGMENTS = 4096       # of a header; a file that has more is no picture
 _MOST_EXIF = 1 << 20        # bytes that are looked at for an orientation
 
@@ -150,13 +150,13 @@ def _bmp(read: Read) -> Header:
 
 def _tiff(read: Read) -> Header:
     tags = _tags(read)
-    return Header("tiff", tags.get(_WIDTH, 0), tags.get(_HEIGHT, 0), _valid(tags.get(_ORIENTATION, 1)))
+    return Header("tiff", tags.get(_WIDTH, 0), tags.get(_HEIGHT, 0), _valid(tags.get(ORIENTATION, 1)))
 
 
 def _orientation(exif: bytes) -> int:
     """1 where the data are garbage: a camera's mistake is no reason to lose a picture."""
     with suppress(struct.error, BadPicture):
-        return _valid(_tags(lambda at, size: exif[at:at + size]).get(_ORIENTATION, 1))
+        return _valid(_tags(lambda at, size: exif[at:at + size]).get(ORIENTATION, 1))
     return 1
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from forge.data.checksums import crc32
-from forge.data.headers import BadPicture, Header, header_of
+from forge.data.headers import ORIENTATION, BadPicture, Header, header_of
 from forge.errors import UnusableEnvironment
 from forge.notes import say
 
@@ -23,6 +23,7 @@ _MORE_SCAN = bytes(0xA5 ^ number for number in range(64))
 _MARK = re.compile(rb"\xff+[^\xff]", re.DOTALL)
 _MARK_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)       # 0: a stuffed byte; 0xd0-0xd7: restart marks
 _BETWEEN_SCANS = {0xC4, 0xCC, 0xDA, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}     # tables, scans, notes
+_BACK = {2: 2, 3: 3, 4: 4, 5: 5, 6: 8, 7: 7, 8: 6}        # the orientation that undoes each
 _SIXTEEN = ("I;16", "I;16L", "I;16B")
 _BLANK = {"white": 255, "black": 0}
 WHOLE = (1 << 31, 1 << 31)          # sides that no picture has: nothing less than all of it is enough
@@ -63,8 +64,7 @@ def decode(data: bytes, policy: Policy, least: tuple[int, int] = WHOLE) -> np.nd
     header = header_of(data)
     if why := policy.refusal(header.width, header.height):
         raise BadPicture(why, f"{header.width} x {header.height}")
-    # Pillow itself turns TIFF
-    turn = header.orientation if policy.exif == "apply" and header.kind != "tiff" else 1
+    turn = header.orientation if policy.exif == "apply" else 1
     shrinking = _shrinking(header, least[::-1] if turn >= 5 else least)
     fast = _by_simplejpeg(data, header, shrinking) if header.kind == "jpeg" and header.components in (1, 3) else None
     pixels = _by_pillow(data, header, policy, shrinking) if fast is None else fast
@@ -103,8 +103,8 @@ def _by_pillow(data: bytes, header: Header, policy: Policy, shrinking: int) -> n
     if header.kind == "png":
         _check_png(data)
     draft = (header.width // shrinking, header.height // shrinking) if shrinking > 1 else None
-    with _pillow(data, header, policy, draft) as image:
-        return _rgb(image, policy.alpha)
+    with _pillow(data, header, policy, draft) as (image, turn_back):
+        return _turned(_rgb(image, policy.alpha), turn_back)
 
 
 def _check_png(data: bytes) -> None:
@@ -124,8 +124,8 @@ def _whole_jpeg(data: bytes, header: Header, policy: Policy) -> bytes:
     Where only the end mark is missing, all pixels are there. Compared at an eighth of the size, which decodes faster.
     """
     body = data[:_end_of_scans(data)]
-    with (_pillow(body + _END, header, policy, (1, 1)) as image,
-          _pillow(body + _MORE_SCAN + _END, header, policy, (1, 1)) as other):
+    with (_pillow(body + _END, header, policy, (1, 1)) as (image, _),
+          _pillow(body + _MORE_SCAN + _END, header, policy, (1, 1)) as (other, _)):
         whole = image.tobytes() == other.tobytes()
     if not whole:
         raise BadPicture("damaged picture", "its scan ends early")
@@ -147,9 +147,11 @@ def _end_of_scans(data: bytes) -> int:
 
 
 @contextmanager
-def _pillow(data: bytes, header: Header, policy: Policy, draft: tuple[int, int] | None) -> Iterator[Any]:
-    """A loaded image. Raises BadPicture for whatever Pillow raises, and whatever was set in it elsewhere; and where the
-    image is not of its header's sides: a second header, or a frame, may claim what the first was not allowed.
+def _pillow(data: bytes, header: Header, policy: Policy,
+            draft: tuple[int, int] | None) -> Iterator[tuple[Any, int]]:
+    """A loaded image, and the orientation that brings it back to how it is stored. Raises BadPicture for whatever
+    Pillow raises, and whatever was set in it elsewhere; and where the image is not of its header's sides: a second
+    header, or a frame, may claim what the first was not allowed.
 
     draft: the sides that are enough, of a JPEG.
     """
@@ -163,10 +165,12 @@ def _pillow(data: bytes, header: Header, policy: Policy, draft: tuple[int, int] 
             _require_sides(image, header)
             if draft is not None:
                 image.draft(None, draft)
+            # Pillow turns TIFF, and no other, as it loads it; what else turns, turns back by itself.
+            turned = image.getexif().get(ORIENTATION, 1) if header.kind == "tiff" else 1
             image.load()
             if draft is None:
                 _require_sides(image, header)
-            yield image
+            yield image, _BACK.get(turned, 1)
     except (BadPicture, UnusableEnvironment):
         raise
     except Exception as error:

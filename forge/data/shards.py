@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from forge.data import Split
+from forge.data import NAMES, Split
 from forge.data.conversation import Conversation
 from forge.data.disk import cache_folder
 from forge.data.dropping import Bound, Dropped
 from forge.data.fields import Array, Field, Label, Picture, Text
+from forge.data.hashing import held_out, stirred
 from forge.data.naming import KeyDot
 from forge.data.reading import Reading
 from forge.data.samples import Samples, open_samples
@@ -45,7 +46,8 @@ class Shards:
     text_field: the field of a sample that holds its text, or several, of which the first that is there is taken
         ("txt;caption").
     pictures, labels, arrays: other fields, each with the name that it has in a sample. Of a conversation, `pictures`
-        are those that have a place in it, in this order.
+        are those that have a place in it, in this order. All others reach no batch of forge's own, and a run that names
+        them is refused.
     conversation: None: a sample is its text, and its other fields.
     key_dot: where the key of a sample ends in a member's name: at the first dot, as in webdataset, or at the last.
     keep_empty, invalid_utf8: see forge.data.fields.Text.
@@ -130,6 +132,7 @@ class Shards:
             yield from self.staging.problems(self.shuffle_shards)
         yield from self._problems_of_weights()
         yield from self._problems_of_fields()
+        yield from self._problems_of_idle_fields(config)
         yield from vocabulary_problems(self.tokenizer, config)
         if self.conversation is not None:
             yield from self.conversation.problems(self.tokenizer, bool(self.pictures), config)
@@ -146,7 +149,7 @@ class Shards:
 
     def _problems_of_fields(self) -> Iterator[str]:
         for name in self._others():
-            if name in ("tokens", "targets", "documents", "positions", "lengths", "trained", "pictures"):
+            if name in NAMES:
                 yield f"a field cannot be called {name}, as a batch has other things of that name: choose another name"
         if len(self._others()) < sum(len(each or {}) for each in (self.pictures, self.labels, self.arrays)):
             yield "data.pictures, data.labels and data.arrays share a name: give each field a name of its own"
@@ -159,6 +162,15 @@ class Shards:
         for name, picture in (self.pictures or {}).items():
             if picture.max_pixels < 1:
                 yield f"data.pictures.{name}.max_pixels={picture.max_pixels}: at least 1 is wanted"
+
+    def _problems_of_idle_fields(self, config: Config) -> Iterator[str]:
+        """Fields that would be read, checked and thrown away: see forge.batching.Batching."""
+        pictures = {} if self.conversation is not None else {"pictures": self.pictures}
+        for setting, fields in {"labels": self.labels, "arrays": self.arrays, **pictures}.items():
+            if fields and not getattr(config.batching, "takes_fields", False):
+                place = ", or data.conversation, in which pictures have a place" if setting == "pictures" else ""
+                yield (f"data.{setting} names {', '.join(fields)}, of which no batch has anything and no model learns: "
+                       f"set data.{setting}=null{place}")
 
     def _text(self) -> Text:
         messages = None if self.conversation is None else self.conversation.messages_field
@@ -200,15 +212,8 @@ class Shards:
 
     def _held_out(self, deciding: Texts) -> np.ndarray:
         """[samples] bool, at least one of each."""
-        # splitmix64 of checksum and size: neighbours in either land far apart
-        mixed = deciding.checksums.astype(np.uint64) << np.uint64(32) | deciding.sizes.astype(np.uint64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
-        held = mixed < np.uint64(int(self.heldout_fraction * 2**64))
-        if held.all() or not held.any():
-            held[:] = held[0]
-            held[np.argmin(mixed)] = not held[0]
-        return held
+        both = deciding.checksums.astype(np.uint64) << np.uint64(32) | deciding.sizes.astype(np.uint64)
+        return held_out(stirred(both), self.heldout_fraction)
 
 
 def named_shards(setting: _Named, name: str) -> dict[str, list[Location]]:

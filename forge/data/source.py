@@ -22,14 +22,13 @@ from forge.data.reading import Reading
 from forge.data.samples import Samples
 from forge.data.staging import Staged
 from forge.data.texts import Texts
-from forge.data.tokenizer import Bytes, FromFile
+from forge.data.tokenizer import AT_A_TIME, Bytes, FromFile
 from forge.errors import UnreadableError
 from forge.notes import say
 
 # Rows are windows of documents in random order, so a document is read again for each of its windows.
 _KEPT_BYTES = 64 << 20      # of texts that a process keeps; all of data=source_text fits
 _MOST_TRIES = 64            # samples that are tried in the place of a bad one
-_AT_A_TIME = 512            # texts tokenised in one call: enough for all cores, little memory
 
 
 def open_source(texts: Texts, tokenizer: Bytes | FromFile, cache: Path) -> ByteSource | TokenSource:
@@ -192,8 +191,8 @@ def _tokenise(texts: Texts, tokenizer: FromFile, folder: Path) -> None:
 
 def encoded(texts: Texts, tokenizer: FromFile) -> Iterator[list[int]]:
     """The ids of each text, the tokenizer's end behind them."""
-    for first in range(0, len(texts), _AT_A_TIME):
-        for ids in tokenizer.encode_all(list(_decoded(texts, first, min(first + _AT_A_TIME, len(texts))))):
+    for first in range(0, len(texts), AT_A_TIME):
+        for ids in tokenizer.encode_all(list(_decoded(texts, first, min(first + AT_A_TIME, len(texts))))):
             yield [*ids, tokenizer.end]
 
 

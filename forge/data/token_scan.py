@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from forge.data.disk import replacing, writing
+from forge.data.hashing import LAST_SHIFT, STEP, stirred
 from forge.data.token_format import Layout
 from forge.errors import UnreadableError
 from forge.notes import say
@@ -97,7 +98,8 @@ def _scan(layout: Layout, end: int | None) -> Scan:
 
 
 def _mixed(ids: np.ndarray) -> np.ndarray:
-    """splitmix64 of each id. Their sum says which documents are copies, however they lie in blocks."""
-    mixed = (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    return mixed ^ mixed >> np.uint64(31)
+    """A hash of each id, splitmix64 without its second round. Their sum says which documents are copies, however they
+    lie in blocks."""
+    mixed = stirred((ids.astype(np.uint64) + np.uint64(1)) * np.uint64(STEP), num_rounds=1)
+    hashes: np.ndarray = mixed ^ mixed >> np.uint64(LAST_SHIFT)
+    return hashes

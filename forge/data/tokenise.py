@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.data.disk import cache_folder, replacing, writing
+from forge.data.disk import ANOTHER_OUT, cache_folder, replacing, writing
 from forge.data.source import encoded
 from forge.data.storage import Location
 from forge.data.texts import Texts, open_texts
@@ -16,8 +16,6 @@ from forge.data.token_format import Sidecar, Width, sidecar_of, write_sidecar
 from forge.data.tokenizer import Bytes, FromFile, open_tokenizer
 from forge.data.tokens import made_by
 from forge.errors import ConfigError
-
-_ANOTHER = "choose another OUT"
 
 
 def tokenise(shards: Sequence[Location], field: str, tokenizer: str, out: Path, overwrite: bool) -> Sidecar:
@@ -29,7 +27,7 @@ def tokenise(shards: Sequence[Location], field: str, tokenizer: str, out: Path, 
     texts = open_texts(shards, field, cache_folder(None))
     dtype: Width = "uint8" if opened.vocab_size <= 1 << 8 else "uint16" if opened.vocab_size <= 1 << 16 else "uint32"
     digest, documents, tokens = hashlib.blake2b(digest_size=16), 0, 0
-    with writing(out.parent, _ANOTHER):
+    with writing(out.parent, ANOTHER_OUT):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as file:
             for ids in _ids(texts, opened):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forge.config import Config
 
 BYTES = "bytes"         # the setting that chooses Bytes
+AT_A_TIME = 512         # texts that are tokenised in one call: enough for all cores, little memory
 
 # What an end-of-text token is called where no tokenizer_config.json says it: GPT-2, Llama, Qwen, OLMo, T5, BERT.
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")

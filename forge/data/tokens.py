@@ -12,6 +12,7 @@ import numpy as np
 
 from forge.data import Source, Split
 from forge.data.disk import cache_folder
+from forge.data.hashing import held_out
 from forge.data.token_format import Layout, Width, layout_of
 from forge.data.tokenizer import BYTES, open_tokenizer, vocabulary_problems
 from forge.errors import ConfigError, UnreadableError
@@ -110,11 +111,7 @@ class Tokens:
         if len(hashes) < 2:
             raise ConfigError(f"data.train={self.train} is a single document, so none can be held out: name other "
                               "files in data.heldout, or set data.end to the id that ends a document.")
-        held = hashes < np.uint64(int(self.heldout_fraction * 2**64))
-        if held.all() or not held.any():
-            held[:] = held[0]
-            held[np.argmin(hashes)] = not held[0]
-        return held
+        return held_out(hashes, self.heldout_fraction)
 
 
 def made_by(tokenizer: str) -> str:

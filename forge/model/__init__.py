@@ -55,7 +55,15 @@ class Trainable(Protocol):
         ...
 
     def logits(self, batch: Batch) -> Tensor:
-        """[B, T, vocabulary], float32."""
+        """[B, T, vocabulary], float32: logits_of(hidden_states(batch))."""
+        ...
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """[B, T, width]: what the last block gives."""
+        ...
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """[..., width] -> [..., vocabulary], float32: norm and head, row by row."""
         ...
 
     def block_lists(self) -> list[nn.ModuleList]:

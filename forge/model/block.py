@@ -51,4 +51,4 @@ def _feed_forward(decoder: Decoder, parts: Parts, routed: bool) -> nn.Module:
         assert decoder.routing is not None
         return parts.moe_router.build(decoder.width, decoder.hidden, decoder.routing)
     hidden = decoder.hidden if decoder.dense_first is None else decoder.dense_first.hidden
-    return parts.operators.feed_forward(decoder.width, hidden, decoder.activation, decoder.biases)
+    return parts.operators.feed_forward(decoder.width, hidden, decoder.activation, decoder.biases is True)

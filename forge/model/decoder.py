@@ -1,4 +1,4 @@
-"""model: one decoder-only transformer, which settings make GPT-2, Llama, Mixtral, OLMoE, Qwen3-MoE or DeepSeek-V3."""
+"""model: one decoder-only transformer, which settings make GPT-2, Llama, Qwen, Mixtral, OLMoE or DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from forge.errors import ForgeError
 from forge.model import Parts
 from forge.moe_router import Routing
 from forge.operators import Activation, Norm
+from forge.schema import shown
 
 if TYPE_CHECKING:
     from torch import nn
 
     from forge.config import Config
 
-Family = Literal["gpt2", "llama", "qwen3", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
+Family = Literal["gpt2", "llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen3_moe", "dots1", "deepseek_v3"]
 Gate = Literal["none", "head", "element"]
 QKNorm = Literal["none", "head", "width"]
+Biases = bool | Literal["qkv"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Decoder:
     width: of the hidden stream. kv_heads: heads of keys and values, each shared by heads / kv_heads query heads.
     head_width: of one head; heads * head_width need not be width. hidden: of the feed-forward, or of one expert.
     rotary: null: learned positions instead. max_length: rows of learned positions; for rotary it is only written down.
-    biases: of the linear layers in attention and feed-forward (experts and head have none).
+    biases: of the linear layers in attention and feed-forward (experts and head have none); qkv: of queries, keys and
+        values alone.
     fused_qkv: queries, keys and values are one product; false: three, with the same weight's rows.
     qk_norm: RMS norm of queries and keys, over each head or over the width of all heads. clip_qkv: their largest size.
     attention_gate: what attention gives is multiplied by the sigmoid of a product with its input (Qiu et al. 2025,
@@ -107,7 +110,7 @@ class Decoder:
     rotary: Rotary | None
     max_length: int
     activation: Activation
-    biases: bool
+    biases: Biases
     fused_qkv: bool
     qk_norm: QKNorm
     clip_qkv: float | None
@@ -233,8 +236,3 @@ class Decoder:
             yield from disagreements(self, folder)
         except ForgeError as error:
             yield f"model.weights={folder}: {error}"
-
-
-def shown(value: object) -> str:
-    """A setting as YAML and the command line write it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -20,9 +20,9 @@ TRAINING: Settings = {
     "jitter": 0.0, "aux_scope": "batch", "z_loss": 0.0, "balance": "none", "bias_rate": 0.001, "threshold": 2.0,
     "load_decay": 0.9, "balance_from": 0, "balance_ramp": 100, "capacity_factor": None}
 
-_GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 LATENT_EPS = 1e-6       # of the norms of latents, which no config.json states: rms_norm_eps is that of all other norms
-DENSE = ("llama", "qwen3")
+DENSE = ("llama", "qwen2", "qwen3")
 DEEPSEEK = ("dots1", "deepseek_v3")     # a token's experts by sigmoid scores, bias and groups; the first blocks dense
 
 
@@ -44,13 +44,13 @@ def _gpt2_fields(settings: Settings) -> Settings:
         "vocab_size": settings["vocab_size"], "width": width, "layers": settings["n_layer"], "heads": heads,
         "kv_heads": heads, "head_width": width // heads, "hidden": settings.get("n_inner") or 4 * width,
         "norm": "layer", "eps": settings["layer_norm_epsilon"], "rotary": None, "max_length": settings["n_positions"],
-        "activation": _GELUS.get(name, name), "biases": True, "qk_norm": "none", "clip_qkv": None, "window": None,
+        "activation": GELUS.get(name, name), "biases": True, "qk_norm": "none", "clip_qkv": None, "window": None,
         "latent": None, "tied": settings.get("tie_word_embeddings", True), "dropout": settings.get("resid_pdrop", 0.0),
         "init_std": settings.get("initializer_range", 0.02), "routing": None, "dense_first": None}
 
 
 def _gpt2_settings(decoder: Decoder) -> Settings:
-    if decoder.activation not in _GELUS.values():
+    if decoder.activation not in GELUS.values():
         raise ConfigError(f"The layout model.family=gpt2 has no place for model.activation={decoder.activation}.")
     return {
         "vocab_size": decoder.vocab_size, "n_embd": decoder.width, "n_layer": decoder.layers,
@@ -63,7 +63,7 @@ def _gpt2_settings(decoder: Decoder) -> Settings:
 
 def _llama_fields(settings: Settings, family: Family) -> Settings:
     width, heads = settings["hidden_size"], settings["num_attention_heads"]
-    biases = settings.get("attention_bias", False)
+    biases = settings.get("attention_bias", False) if family != "qwen2" else "qkv"
     if family == "llama" and settings.get("mlp_bias", False) != biases:
         raise UnreadableError("Biases in attention and not in the feed-forward, or the other way, are not computed.")
     if family == "qwen3" and biases:
@@ -95,10 +95,10 @@ def _llama_settings(decoder: Decoder) -> Settings:
         "tie_word_embeddings": decoder.tied, "initializer_range": decoder.init_std,
         "attention_dropout": decoder.dropout, **_rotary_settings(decoder.rotary)}
     if decoder.family != "mixtral":
-        settings["attention_bias"] = decoder.biases and decoder.family not in DEEPSEEK
+        settings["attention_bias"] = decoder.biases is True and decoder.family not in DEEPSEEK
     if decoder.family == "llama":
-        return settings | {"mlp_bias": decoder.biases}
-    if decoder.family == "qwen3":
+        return settings | {"mlp_bias": decoder.biases is True}
+    if decoder.family in DENSE:
         return settings | {"attention_bias": False}
     if decoder.routing is None:
         raise ConfigError(f"The layout model.family={decoder.family} has no place for model.routing=null.")

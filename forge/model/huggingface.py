@@ -10,14 +10,14 @@ from typing import Any, get_args
 
 from forge.errors import ConfigError, UnreadableError
 from forge.model import families, vision_families
-from forge.model.decoder import Decoder, Family, shown
+from forge.model.decoder import Decoder, Family
 from forge.model.families import Settings
 from forge.model.vision import VisionFamily
 from forge.model.vlm import VLM
-from forge.schema import structure
+from forge.schema import shown, structure
 
 ARCHITECTURES: dict[Family, str] = {
-    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "olmoe": "OlmoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "dots1": "Dots1ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 

@@ -167,13 +167,18 @@ def _norms(there: str) -> dict[str, Rule]:
 def _attention(decoder: Decoder, there: str) -> dict[str, Rule]:
     queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
     rules: dict[str, Rule] = {}
-    for kind in ("weight", "bias") if decoder.biases else ("weight",):
+    for kind in _kinds(decoder.biases is not False):
         names = tuple(f"{there}self_attn.{letter}_proj.{kind}" for letter in "qkv")
         rules[f"attention.qkv.{kind}"] = Rows(names, (queries, keys, keys))
+    for kind in _kinds(decoder.biases is True):
         rules[f"attention.out.{kind}"] = Same(f"{there}self_attn.o_proj.{kind}")
     if decoder.qk_norm != "none":
         rules |= {f"attention.{norm}.weight": Same(f"{there}self_attn.{norm}.weight") for norm in ("q_norm", "k_norm")}
     return rules
+
+
+def _kinds(biased: bool) -> tuple[str, ...]:
+    return ("weight", "bias") if biased else ("weight",)
 
 
 def _latent_attention(decoder: Decoder, there: str) -> dict[str, Rule]:
@@ -196,7 +201,7 @@ def _latent_attention(decoder: Decoder, there: str) -> dict[str, Rule]:
 def _dense(decoder: Decoder, there: str) -> dict[str, Rule]:
     hidden = decoder.hidden if decoder.dense_first is None else decoder.dense_first.hidden
     rules: dict[str, Rule] = {}
-    for kind in ("weight", "bias") if decoder.biases else ("weight",):
+    for kind in _kinds(decoder.biases is True):
         rules[f"feed_forward.up.{kind}"] = _gate_and_up(f"{there}mlp.", kind, hidden)
         rules[f"feed_forward.down.{kind}"] = Same(f"{there}mlp.down_proj.{kind}")
     return rules

@@ -79,10 +79,15 @@ class Network(nn.Module):
         """(scaled, loss_sum) from what the last block gives: norm, head and loss."""
         return self.loss(self.final_norm(hidden).flatten(0, 1), self._head_weight(), targets.flatten(), scale)
 
-    def logits(self, batch: Batch) -> Tensor:
+    def hidden_states(self, batch: Batch) -> Tensor:
         positions, plan = self._prepare(batch)
-        hidden, _, _ = self._hidden(batch.tensors["tokens"], positions, None, plan, *self._beside(batch))
+        return self._hidden(batch.tensors["tokens"], positions, None, plan, *self._beside(batch))[0]
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
         return F.linear(self.final_norm(hidden), self._head_weight()).float()
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.logits_of(self.hidden_states(batch))
 
     def block_lists(self) -> list[nn.ModuleList]:
         return [self.blocks]

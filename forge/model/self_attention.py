@@ -22,8 +22,8 @@ class SelfAttention(nn.Module):
         self.decoder, self.attend = decoder, parts.attention
         queries, keys = decoder.heads * decoder.head_width, decoder.kv_heads * decoder.head_width
         self.sizes = [queries, keys, keys]
-        self.qkv = nn.Linear(decoder.width, sum(self.sizes), bias=decoder.biases)
-        self.out = nn.Linear(queries, decoder.width, bias=decoder.biases)
+        self.qkv = nn.Linear(decoder.width, sum(self.sizes), bias=bool(decoder.biases))
+        self.out = nn.Linear(queries, decoder.width, bias=decoder.biases is True)
         if decoder.attention_gate != "none":
             gates = decoder.heads if decoder.attention_gate == "head" else queries
             self.gate, self.gated = nn.Linear(decoder.width, gates, bias=False), gating(parts.operators)

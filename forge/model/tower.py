@@ -107,8 +107,9 @@ class Projector(nn.Module):
 
 def cut(pictures: Tensor, patch_size: int) -> Tensor:
     """[P, C, H, W] -> [P, patches, C * patch_size ** 2]: by channel, row and column, as a convolution's weight has
-    them."""
-    rows: Tensor = pictures.unflatten(2, (-1, patch_size))
+    them. Pixels to the right and below that fill no patch are left out, as a convolution leaves them."""
+    height, width = (size - size % patch_size for size in pictures.shape[2:])
+    rows: Tensor = pictures[:, :, :height, :width].unflatten(2, (-1, patch_size))
     tiles: Tensor = rows.unflatten(4, (-1, patch_size))                                 # [P, C, rows, r, columns, c]
     return tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 

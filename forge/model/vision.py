@@ -15,7 +15,8 @@ class Vision:
     """A tower of blocks, x + attention(norm(x)) and then x + feed_forward(norm(x)), over the patches of a picture, each
     of which looks at all others (Dosovitskiy et al. 2020; SigLIP, Zhai et al. 2023); and the projector behind it.
 
-    image_size: sides of a picture, in pixels. patch_size: sides of a patch. width: of the tower's hidden stream.
+    image_size: sides of a picture, in pixels. patch_size: sides of a patch; what fills no patch, to the right and
+    below, is not seen. width: of the tower's hidden stream.
     hidden: of its feed-forward. eps: of its layer norms. biases: of queries, keys and values; all else has them.
     class_token: one more token before the patches, which the projector does not see. layer_scale: both branches are
         multiplied by learned numbers that begin with this one (Touvron et al. 2021); null: by none.
@@ -73,9 +74,9 @@ class Vision:
                 yield f"model.vision.{name}={values}: three numbers, from {least:.2g} to 1, are wanted."
 
     def _multiples(self) -> Iterator[str]:
-        if self.image_size % self.patch_size:
-            yield (f"model.vision.image_size={self.image_size} is no multiple of model.vision.patch_size="
-                   f"{self.patch_size}: a picture is cut into whole patches.")
+        if self.image_size < self.patch_size:
+            yield (f"model.vision.patch_size={self.patch_size} is more than model.vision.image_size={self.image_size}: "
+                   f"a picture has at least one patch.")
         elif self.patches_per_side % self.shuffle:
             yield (f"model.vision.shuffle={self.shuffle} does not divide the {self.patches_per_side} patches of a side "
                    f"(model.vision.image_size over patch_size): set a number that does.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from forge.errors import ConfigError, UnreadableError
-from forge.model.families import Settings
+from forge.model.families import GELUS, Settings
 from forge.model.vision import VisionFamily
 from forge.model.vlm import VLM
 
@@ -17,7 +17,6 @@ ARCHITECTURES: dict[VisionFamily, str] = {
 SIGLIP = "siglip_vision_model"
 _TOWERS: dict[VisionFamily, str] = {
     "idefics3": "idefics3_vision", "smolvlm": "smolvlm_vision", "llava": SIGLIP, "internvl": "internvl_vision"}
-_GELUS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "gelu": "gelu"}
 _MEAN = {"internvl": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])}        # ImageNet's; SigLIP's are halves
 
 # What is computed in one way only, of the whole and of its tower. Absent means the same.
@@ -59,7 +58,7 @@ def fields(settings: Settings) -> Settings:
         "image_size": _side(tower["image_size"]), "patch_size": _side(tower["patch_size"]),
         "width": tower["hidden_size"], "layers": tower["num_hidden_layers"], "heads": tower["num_attention_heads"],
         "hidden": tower["intermediate_size"], "eps": tower.get("layer_norm_eps", 1e-6),
-        "activation": _GELUS.get(name, name), "biases": tower.get("attention_bias", False) if own else True,
+        "activation": GELUS.get(name, name), "biases": tower.get("attention_bias", False) if own else True,
         "class_token": own, "layer_scale": (tower.get("layer_scale_init_value") or 0.1) if own else None,
         # What LLaVA reads of layer -1 is what the last block gives.
         "final_norm": not tower.get("use_mean_pooling", True) if own else family != "llava", "mean": mean, "std": std,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from forge.model.decoder import Decoder
 from forge.model.vision import Vision
+from forge.notes import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +32,10 @@ class VLM(Decoder):
         from forge.model.network import initialised
         from forge.model.vlm_network import VLMNetwork
 
+        vision = self.vision
+        if unseen := vision.image_size % vision.patch_size:
+            say(f"model.vision.image_size={vision.image_size}: the last {unseen} rows and columns of pixels fill no "
+                f"patch of {vision.patch_size} and are not seen.")
         return initialised(self, parts, VLMNetwork)
 
     def problems(self, config: Config) -> Iterator[str]:

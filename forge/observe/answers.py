@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forge.agreement import total
 from forge.batch import IGNORED
@@ -61,26 +60,15 @@ def answered(judge: Judge, model: nn.Module, batches: int | None) -> Answered:
     rows each counts, as far as it was judged.
     """
     sums = torch.zeros(1 + 2 * len(judge.source), dtype=torch.float64, device=judge.topology.device)
-    num_targets, num_wrong = sums[1:].view(2, -1)
+    num_targets, num_missed = sums[1:].view(2, -1)
     owned = replace(judge, source=Numbered(judge.source))
     with as_in_evaluation(model):
         for batch, owners in zip(judge.batches(batches), owned.batches(batches), strict=True):
-            loss_sum, wrong = _judged(judge, model, batch)
-            owner = owners.tensors["targets"][batch.tensors["targets"] != IGNORED].to(wrong.device) - _FIRST
-            sums[0] += loss_sum
-            num_targets.index_add_(0, owner, torch.ones_like(wrong))
-            num_wrong.index_add_(0, owner, wrong)
+            nats, missed = judge.by_target(model, batch)
+            owner = owners.tensors["targets"][batch.tensors["targets"] != IGNORED].to(missed.device) - _FIRST
+            sums[0] += nats.sum()
+            num_targets.index_add_(0, owner, torch.ones_like(missed))
+            num_missed.index_add_(0, owner, missed)
     total(sums, judge.topology)
     judged = (num_targets > 0).cpu().numpy()
-    return Answered(float(sums[0] / num_targets.sum().clamp(min=1)), (num_wrong == 0).cpu().numpy() & judged, judged)
-
-
-def _judged(judge: Judge, model: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """(the sum of the loss; of each target in row-major order 1 where it is missed, float64)"""
-    device = judge.topology.device
-    batch = batch.to(device)
-    with judge.config.precision.autocast(device):
-        _, loss_sum, _ = model(batch, torch.ones((), device=device))
-        likeliest = model.logits(batch).argmax(-1)
-    targets = batch.tensors["targets"]
-    return loss_sum, (likeliest != targets)[targets != IGNORED].double()
+    return Answered(float(sums[0] / num_targets.sum().clamp(min=1)), (num_missed == 0).cpu().numpy() & judged, judged)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import torch
 
 from forge.batch import Batch
@@ -16,7 +14,7 @@ class Seen:
     window: the model's, in tokens. tokens: B * T of each batch; targets: those of them that are trained on; padding:
     those that are no text. keys: that the tokens may look at, causally, in window and document, and of them those of
     padding; pairs: B * T * T, hidden or not. pictures: that came with them. documents: whether any batch tells
-    documents apart. samples: that were read for them; bad: of those, by (reason, number of the shard).
+    documents apart.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -24,8 +22,6 @@ class Seen:
         self.tokens, self.targets, self.padding, self.pairs = 0, 0, 0, 0
         self.keys, self.padding_keys, self.pictures = 0.0, 0.0, 0
         self.documents = False
-        self.samples = 0
-        self.bad: Counter[tuple[str, int]] = Counter()
 
     def __call__(self, batch: Batch) -> Batch:
         rows, length = batch.tensors["tokens"].shape
@@ -35,9 +31,6 @@ class Seen:
         self.pictures += len(batch.tensors.get("pictures", ()))
         positions, lengths = batch.tensors.get("positions"), batch.tensors.get("lengths")
         self.documents |= positions is not None
-        if batch.reads is not None:
-            self.samples += batch.reads.tried
-            self.bad.update(batch.reads.bad)
         if positions is None and lengths is None:
             self.keys += rows * length * mean_keys(length, self.window)
             return batch

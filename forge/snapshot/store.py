@@ -42,7 +42,7 @@ def write_snapshot(run_dir: Path, state: RunState, step: int, identity: dict[str
     partial = final.with_name(f".{final.name}.partial")
     trouble = _attempt(lambda: _fresh(partial), run_dir) if topology.is_first else None
     _together(trouble, partial, topology)
-    own = {f"{name}_{topology.rank:05d}": part for name, part in state.own.items()}
+    own = {_of_rank(name, topology.rank): part for name, part in {**state.own, **state.sums}.items()}
     trouble = _write_shared(partial, state, run_dir, topology)
     _together(trouble or _attempt(lambda: _write_own(partial, own), run_dir), partial, topology)
     if topology.is_first:
@@ -66,9 +66,16 @@ def read_snapshot(path: Path, state: RunState, identity: dict[str, Any], topolog
     for name, part in state.shared.items():
         load_part(path, name, part, state.spread)
     for name, part in state.own.items():
-        mine = f"{name}_{topology.rank:05d}"
         if topology.rank < manifest.get("world_size", 0):   # a new rank, in a larger world, starts with its own
-            load_part(path, mine, part)
+            load_part(path, _of_rank(name, topology.rank), part)
+    for name, part in state.sums.items() if topology.is_first else ():
+        for rank in range(manifest.get("world_size", 0)):
+            if f"{_of_rank(name, rank)}.safetensors" in manifest["files"]:
+                load_part(path, _of_rank(name, rank), part)
+
+
+def _of_rank(name: str, rank: int) -> str:
+    return f"{name}_{rank:05d}"
 
 
 def load_part(path: Path, name: str, part: Any, spread: Mapping[str, Spread] = WHOLE) -> None:

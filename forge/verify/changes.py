@@ -10,6 +10,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from forge.config import groups
+from forge.schema import shown
 
 Kind = Literal["nothing", "rounding", "update", "maths", "start"]
 APART = ("run_dir", "resume", "choices")        # differ between any two runs
@@ -28,7 +29,7 @@ class Change:
         return self.key.partition(".")[0]
 
     def __str__(self) -> str:
-        return f"{self.key} = {_written(self.before)} -> {_written(self.after)}"
+        return f"{self.key} = {shown(self.before)} -> {shown(self.after)}"
 
 
 def changes(baseline: DictConfig, candidate: DictConfig) -> list[Change]:
@@ -60,7 +61,3 @@ def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{path}{key}.")
         else:
             yield path + key, value
-
-
-def _written(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from forge.agreement import total
-from forge.batch import IGNORED
 from forge.build import build
 from forge.config import Config
 from forge.errors import ConfigError
@@ -61,10 +60,8 @@ def accuracy(judge: Judge, model: nn.Module, batches: int) -> float:
     counts = torch.zeros(2, dtype=torch.float64, device=device)
     with as_in_evaluation(model):
         for batch in judge.batches(batches):
-            with judge.config.precision.autocast(device):
-                logits = model.logits(batch.to(device))         # type: ignore[operator]
-            targets = batch.tensors["targets"].to(device)
-            counts[0] += (logits.argmax(-1) == targets).sum()   # IGNORED is no token
-            counts[1] += (targets != IGNORED).sum()
+            _, missed = judge.by_target(model, batch)
+            counts[0] += (1 - missed).sum()
+            counts[1] += len(missed)
     right, all_targets = total(counts, judge.topology).tolist()
     return float(right / max(all_targets, 1.0))

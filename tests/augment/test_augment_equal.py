@@ -10,6 +10,7 @@ import torch
 from augment.recipes import KINDS, PARTS, batch, noise, only, recipe, seen, waves
 from torch.nn import functional
 
+from forge.augment.by_kornia import at_once, one_by_one
 from forge.augment.draws import Draws, drawn
 from forge.augment.fused import jittered, sampled
 
@@ -63,6 +64,26 @@ def test_shrinking_does_not_alias(shrinks):
     noise_left = wanted.std().item()
     assert off(sampled(pictures, draws, size), wanted) < noise_left * (1 / 6 if shrinks <= 2 else 0.4)
     assert off(plain, wanted) > noise_left * (0.35 if shrinks < 2 else 0.75)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 24), (24, 24, 24), (3, 300, 200), (5, 7, 3)], ids=str)
+def test_the_twins_crops_at_once_are_torchs_one_by_one(shape):
+    """torch computes a place of up to a side in float32, with a few roundings; along each axis, between pixels of 0 to
+    1, the slope is 1 at most."""
+    num, height, width = shape
+    pictures = torch.randint(0, 256, (num, 3, height, width), generator=torch.Generator().manual_seed(0)) / 255
+    for size in (9, 24):
+        draws = drawn(only("crop", size=size), torch.arange(num), height, width)
+        error = at_once(pictures, draws, size) - one_by_one(pictures, draws, size)
+        assert error.abs().max() <= 2 * 4 * max(height, width) * HALF
+
+
+def test_the_twin_asks_its_device_for_nothing():
+    """Of tensors that have shapes and no numbers: whoever asks for one fails."""
+    shapes = batch(noise(8, 40)).to(torch.device("meta"))
+    with pytest.raises(RuntimeError, match="meta"):
+        shapes.tensors["pictures"].sum().tolist()
+    assert recipe(path="kornia")(shapes).tensors["pictures"].shape == (8, 3, 16, 16)
 
 
 def off(ours, wanted):

@@ -29,11 +29,11 @@ def saved(image, kind="JPEG", **settings):
     return file.getvalue()
 
 
-def turned(orientation, kind="JPEG", tag=None):
+def turned(orientation, kind="JPEG", tag=None, **settings):
     turn = TURNS[orientation]
     exif = Image.Exif()
     exif[0x0112] = orientation if tag is None else tag
-    return saved(quarters() if turn is None else quarters().transpose(turn), kind, exif=exif)
+    return saved(quarters() if turn is None else quarters().transpose(turn), kind, exif=exif, **settings)
 
 
 def chunk(name, data):

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 
 from forge.data import pictures as module
 from forge.data.headers import BadPicture, header_of
-from forge.data.pictures import Policy, decode
+from forge.data.pictures import Policy, decode, upright
 
 GIVEN = Path(os.environ.get("FORGE_NASTY", Path(__file__).parents[3] / "shared" / "nasty")) / "images"
 PICTURES = cache(pictures)
@@ -141,6 +141,26 @@ def test_exif_may_be_ignored(path):
     policy = Policy("ignore", "white", 10**6)
     assert_quarters(decode(turned(3), policy), (YELLOW, BLUE, GREEN, RED))
     assert decode(turned(6), policy).shape == decode(turned(6, "PNG"), policy).shape == (48, 32, 3)
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+@pytest.mark.parametrize("orientation", TURNS)
+def test_exif_of_tiff_holds_too_which_pillow_turns_by_itself(orientation, compression):
+    """With a compression, libtiff reads it."""
+    data = turned(orientation, "TIFF", compression=compression)
+    header = header_of(data)
+    assert header.orientation == orientation
+    for exif, turn in (("apply", None), ("ignore", TURNS[orientation])):
+        policy = Policy(exif, "white", 10**6)
+        pixels, wanted = decode(data, policy), quarters() if turn is None else quarters().transpose(turn)
+        assert (pixels == np.asarray(wanted)).all()
+        assert upright(header, policy) == (pixels.shape[1], pixels.shape[0])
+
+
+def test_an_orientation_that_does_not_exist_turns_no_tiff():
+    for exif in ("apply", "ignore"):
+        pixels = decode(turned(1, "TIFF", tag=99), Policy(exif, "white", 10**6))
+        assert (pixels == np.asarray(quarters())).all()
 
 
 @pytest.mark.parametrize("alpha, through", [("white", (255,) * 3), ("black", (0,) * 3), ("drop", GREEN)])

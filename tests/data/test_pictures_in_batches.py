@@ -14,6 +14,7 @@ from forge.batch import IGNORED, Cursor
 from forge.batching.bucketed import Bucketed
 from forge.batching.fixed import Fixed
 from forge.batching.packed import Packed
+from forge.data import NAMES
 from forge.dataloader.simple import Simple
 from forge.dataloader.webdataset import Workers
 from forge.errors import ConfigError, UnreadableError
@@ -126,6 +127,14 @@ def test_a_batch_of_text_has_the_tensors_all_the_same(batching, tmp_path):
     assert {batch.tensors["pictures"].dtype for batch in batches} == {torch.uint8}
     assert {batch.tensors["picture_seeds"].dtype for batch in batches} == {torch.int64}
     assert all(batch.tensors["pictures"].is_contiguous() for batch in batches)
+
+
+@pytest.mark.parametrize("batching", BATCHINGS, ids=str)
+def test_the_names_of_what_samples_and_batches_have_are_those_that_no_field_may_take(batching, tmp_path):
+    source = opened(tmp_path)
+    rows = list(batching.plan(source, 0, 0, 4)[0])
+    made = feed(source, batching)[Cursor()].batches[0].tensors
+    assert {"tokens", "targets"} < source[0].keys() | batching.collate(rows, source).keys() | made.keys() <= NAMES
 
 
 def test_the_samples_of_pictures_are_those_of_the_plan(tmp_path):
@@ -267,7 +276,8 @@ def test_too_many_bad_pictures_end_the_run(tmp_path):
 def said(tmp_path, of_conversation=None, vocab_size=259, sequence_length=100, model=None, **changes):
     vision = SimpleNamespace(tokens_per_picture=EACH)
     model = model or SimpleNamespace(vocab_size=vocab_size, vision=vision, picture_token=256)
-    config = SimpleNamespace(model=model, sequence_length=sequence_length, choices={"model": "vlm_tiny"})
+    config = SimpleNamespace(model=model, sequence_length=sequence_length, choices={"model": "vlm_tiny"},
+                             batching=SimpleNamespace(takes_fields=True))
     return [*option(tmp_path, {"a.json": b"{}"}, of_conversation, **changes).problems(config)]
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from tars import pairs, tar_bytes, written
 
+from forge.batching.packed import Packed
+from forge.data.fields import Array, Label, Picture
 from forge.data.shards import Shards, shard_paths
 from forge.errors import ConfigError, UnreadableError
 
@@ -71,6 +73,23 @@ def test_a_missing_heldout_is_a_problem_of_its_own(folder):
 def test_a_fraction_without_sense_is_a_problem(folder):
     (problem,) = option(folder, heldout_fraction=1.0).problems(CONFIG)
     assert "data.heldout_fraction=1.0" in problem
+
+
+PICTURE, LABEL, ARRAY = Picture("png", True, "apply", "white", 100), Label("cls", True, 10), Array("npy", False)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"labels": {"kind": LABEL, "other": LABEL}}, ["data.labels names kind, other,", "set data.labels=null"]),
+    ({"arrays": {"x": ARRAY}}, ["data.arrays names x,", "set data.arrays=null"]),
+    ({"pictures": {"image": PICTURE}}, ["data.pictures names image,", "set data.pictures=null, or data.conversation"])])
+def test_fields_that_reach_no_batch_are_refused_unless_somebody_takes_them(changes, words, folder):
+    """Those of a conversation: tests/data/test_pictures_in_batches.py."""
+    def problems(batching):
+        return list(option(folder, **changes).problems(SimpleNamespace(model=CONFIG.model, batching=batching)))
+
+    (problem,) = problems(Packed(16, 1000))
+    assert all(word in problem for word in words)
+    assert problems(SimpleNamespace(takes_fields=True)) == []
 
 
 def test_a_fraction_is_held_out_and_nothing_is_on_both_sides(folder):

@@ -23,6 +23,8 @@ from transformers import (
     MixtralForCausalLM,
     OlmoeConfig,
     OlmoeForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -59,6 +61,8 @@ MODELS = {
     "llama_rope_scaling": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, rope_parameters=SCALED)),
     "llama_biases_tied": lambda: LlamaForCausalLM(LlamaConfig(
         **LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA)),
+    "qwen2_tied_wide_heads": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA, head_dim=12, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, head_dim=12)),
     "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2)),
     "mixtral_window": lambda: MixtralForCausalLM(MixtralConfig(

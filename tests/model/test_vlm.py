@@ -104,12 +104,23 @@ def test_placed_is_a_loop():
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_patches_and_a_matrix_are_a_convolution():
-    """Sums of 27 products in another order."""
+@pytest.mark.parametrize("side", [6, 8])
+def test_patches_and_a_matrix_are_a_convolution(side):
+    """Sums of 27 products in another order. What fills no patch is left out."""
     draw = torch.Generator().manual_seed(0)
-    pictures, weight = torch.randn(2, 3, 6, 6, generator=draw), torch.randn(5, 3, 3, 3, generator=draw)
+    pictures, weight = torch.randn(2, 3, side, side, generator=draw), torch.randn(5, 3, 3, 3, generator=draw)
     theirs = F.conv2d(pictures, weight, stride=3).flatten(2).transpose(1, 2)
     assert error(cut(pictures, 3) @ weight.flatten(1).T, theirs) <= 27 * UNIT
+
+
+def test_siglip_sees_27_by_27_patches_of_384_pixels_and_says_what_it_does_not_see(monkeypatch, caplog):
+    monkeypatch.setattr("forge.notes._said", set())
+    caplog.set_level("WARNING", "forge")
+    vlm = small("llava", vision=replace(ORDERS["llava"], image_size=384, patch_size=14, layers=1))
+    config = SimpleNamespace(sequence_length=16, data=SimpleNamespace(conversation=None))
+    assert not list(vlm.problems(config)) and vlm.vision.tokens_per_picture == 729
+    assert build(vlm).logits(batch_of(vlm, per_row=(1,))).shape[1] == 736
+    assert "the last 6 rows and columns of pixels fill no patch of 14" in caplog.text
 
 
 def test_orders_of_the_shuffle():
@@ -248,7 +259,8 @@ def test_weights_begin_by_the_depth_they_are_added_at():
 
 @pytest.mark.parametrize("changes, said", [
     ({"picture_token": 61}, "model.picture_token=61 is no token of model.vocab_size=61"),
-    ({"vision": replace(VISION, patch_size=3)}, "image_size=8 is no multiple of model.vision.patch_size=3"),
+    ({"vision": replace(VISION, patch_size=9)}, "model.vision.patch_size=9 is more than model.vision.image_size=8"),
+    ({"vision": replace(VISION, image_size=7)}, "model.vision.shuffle=2 does not divide the 3 patches"),
     ({"vision": replace(VISION, shuffle=3)}, "model.vision.shuffle=3 does not divide the 4 patches"),
     ({"vision": replace(VISION, heads=5)}, "model.vision.width=24 is no multiple of model.vision.heads=5"),
     ({"vision": replace(VISION, order="llava")}, "model.vision.order=llava joins no neighbours"),

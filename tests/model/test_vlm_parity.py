@@ -30,7 +30,7 @@ TEXT = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidde
         "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 1,
         "pad_token_id": None}
 TOWER = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "patch_size": 4}
-LLAMA, QWEN = {"model_type": "llama", **TEXT}, {"model_type": "qwen3", **TEXT}
+LLAMA, QWEN2, QWEN = ({"model_type": name, **TEXT} for name in ("llama", "qwen2", "qwen3"))
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False, "image_size": 8, **TOWER}
 FULL = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "image_seq_length": 4}
 MODELS = {
@@ -43,9 +43,21 @@ MODELS = {
         vision_config=SIGLIP, text_config=QWEN, image_token_index=PICTURE, **FULL)),
     "llava_head": lambda: LlavaForConditionalGeneration(LlavaConfig(
         vision_config={**SIGLIP, "vision_use_head": True}, text_config=LLAMA, image_token_index=PICTURE, **FULL)),
+    "llava_pixels_left_over": lambda: LlavaForConditionalGeneration(LlavaConfig(
+        vision_config={**SIGLIP, "image_size": 15}, text_config=LLAMA, image_token_index=PICTURE,
+        **FULL | {"image_seq_length": 9})),
+    "idefics3_pixels_left_over": lambda: Idefics3ForConditionalGeneration(Idefics3Config(
+        vision_config={"image_size": 18, **TOWER}, text_config=LLAMA, scale_factor=2, image_token_id=PICTURE)),
+    "internvl_pixels_left_over": lambda: InternVLForConditionalGeneration(InternVLConfig(
+        vision_config={"image_size": 19, **TOWER}, text_config=LLAMA, image_token_id=PICTURE)),
     "internvl_qwen3": lambda: InternVLForConditionalGeneration(InternVLConfig(
         vision_config={"image_size": 16, **TOWER}, text_config=QWEN, image_token_id=PICTURE,
         tie_word_embeddings=False)),
+    "internvl_qwen2": lambda: InternVLForConditionalGeneration(InternVLConfig(
+        vision_config={"image_size": 16, **TOWER}, text_config=QWEN2, image_token_id=PICTURE,
+        tie_word_embeddings=False)),
+    "llava_qwen2_tied": lambda: LlavaForConditionalGeneration(LlavaConfig(
+        vision_config=SIGLIP, text_config=QWEN2, image_token_index=PICTURE, tie_word_embeddings=True, **FULL)),
     "internvl_biased": lambda: InternVLForConditionalGeneration(InternVLConfig(
         vision_config={"image_size": 32, "attention_bias": True, "use_mean_pooling": False, **TOWER},
         text_config=LLAMA, image_token_id=PICTURE, downsample_ratio=0.25)),

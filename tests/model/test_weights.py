@@ -338,6 +338,10 @@ def test_settings_of_the_run_may_differ(tmp_path):
     (replace(SMALL["dots1"], family="deepseek_v3"), "no place for model.latent=null"),
     (replace(SMALL["dots1"], family="qwen3_moe"), "no place for model.dense_first.hidden=48, model.dense_first.lay"),
     (replace(SMALL["dots1"], biases=True), "no place for model.biases=True"),
+    (replace(SMALL["olmoe"], biases="qkv"), "no place for model.biases='qkv'"),
+    (replace(SMALL["llama"], biases="qkv"), "no place for model.biases='qkv'"),
+    (replace(SMALL["qwen2"], biases=False), "no place for model.biases=False"),
+    (replace(SMALL["qwen2"], biases=True), "no place for model.biases=True"),
     (replace(SMALL["deepseek_v3"], latent=replace(SMALL["deepseek_v3"].latent, eps=1e-5)),
      "no place for model.latent.eps=1e-05"),
     (replace(SMALL["mixtral"], routing=replace(ROUTING, normalize=False)), "model.routing.normalize=False")])

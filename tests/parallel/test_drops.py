@@ -1,7 +1,9 @@
 """Bad samples are counted over all workers and ranks, and the bound holds for the sum."""
 
+import json
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from conftest import train_here
@@ -64,6 +66,51 @@ def test_the_sum_over_ranks_is_that_of_one_rank_and_the_bound_is_on_it(folder, t
     assert fine.result["dropped"]["samples_read"] == alone.result["dropped"]["samples_read"]
     ended = train_at_ranks(tmp_path / "ended", 2, *words(folder, count - 1, *shared))
     assert ended.code == 4 and f"{count:,} of " in ended.err and "samples are bad, more than data.max_bad" in ended.err
+
+
+@pytest.mark.parametrize("overlap", ["none", "prefetch"])
+def test_a_resumed_run_goes_on_counting(overlap, folder, tmp_path):
+    """And what was read ahead of the snapshot is counted once, when it is trained on."""
+    line = words(folder, 100, "snapshot=inline", f"overlap={overlap}", "batching=fixed")
+    whole = train_here(tmp_path / "whole", *line)
+    assert told(whole.result).total() >= 3
+    first = train_here(tmp_path / "part", *line, "stop_at=2")
+    assert 0 < told(first.result).total() < told(whole.result).total()
+    resumed = train_here(tmp_path / "again", *line, f"resume={first.result['snapshot']}")
+    assert resumed.result["dropped"] == whole.result["dropped"]
+    again = train_here(tmp_path / "twice", *line, f"resume={resumed.result['snapshot']}", "steps=6")
+    assert told(again.result).total() > told(whole.result).total()
+
+
+@pytest.mark.dist
+def test_ranks_of_any_number_go_on_counting_what_others_counted(folder, tmp_path):
+    line = words(folder, 100, "snapshot=inline", "batching=fixed", "micro_batch=2")
+    whole = train_here(tmp_path / "whole", *line)
+    first = train_at_ranks(tmp_path / "first", 2, *line, "stop_at=2")
+    alone = train_here(tmp_path / "alone", *line, "stop_at=3", f"resume={first.result['snapshot']}")
+    last = train_at_ranks(tmp_path / "last", 2, *line, resume=alone.result["snapshot"])
+    assert last.result["dropped"] == whole.result["dropped"] and told(whole.result).total() >= 3
+
+
+def test_bad_samples_before_a_resume_count_for_the_bound(folder, tmp_path):
+    line = words(folder, 100, "snapshot=inline", "batching=fixed")
+    first = train_here(tmp_path / "part", *line, "stop_at=2")
+    floor = told(train_here(tmp_path / "whole", *line).result).total() - 1
+    again = train_here(tmp_path / "again", *line, f"data.bad_floor={floor}", f"resume={first.result['snapshot']}")
+    assert again.code == 4 and f"{floor + 1:,} of " in again.err
+
+
+def test_a_snapshot_from_before_they_were_kept_is_resumed(folder, tmp_path):
+    line = words(folder, 100, "snapshot=inline")
+    first = train_here(tmp_path / "part", *line, "stop_at=2")
+    manifest = Path(first.result["snapshot"], "manifest.json")
+    told_of = json.loads(manifest.read_text())
+    del told_of["files"]["dropped_00000.safetensors"]
+    manifest.write_text(json.dumps(told_of))
+    manifest.with_name("dropped_00000.safetensors").unlink()
+    again = train_here(tmp_path / "again", *line, f"resume={manifest.parent}")
+    assert again.code == 0, again.err
+    assert again.result["steps"] == 4
 
 
 def test_one_process_ends_at_once(folder, tmp_path):
