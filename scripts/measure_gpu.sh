@@ -13,8 +13,8 @@
 #   3     moe_train   330       280       olmoe_1b by three routers: speed, memory and curves
 #         path        225       210       the nine steps: 0, 14 and 18
 #   -     pictures    180       -         pictures a second of each way to augment them, of two sizes
-#   -     rows        120       -         documents of skewed lengths: padded, bucketed and packed
-#   -     vlm         300       -         vlm_222m: pictures augmented by the readers and on the device; steps 0 to 6
+#   -     rows        220       -         documents of skewed lengths: padded, bucketed and packed
+#   -     vlm         420       -         vlm_222m: pictures augmented by the readers and on the device; steps 0 to 6
 #   -     sonic       420       250       SonicMoE beside them, where SONIC is given
 #   -     others      300         -       the other tests that need a GPU
 #
@@ -161,7 +161,7 @@ rows() {
     for kind in padded bucketed packed; do
         steps+=${steps:+,}"'experiment=rows/$kind $words data.cache=$out/tokens'"
     done
-    bench rows 120 bench.timing.patience bench=path bench.resident=2 bench.verify=false bench.timing.cold=false \
+    bench rows 220 bench.timing.patience bench=path bench.resident=2 bench.verify=false bench.timing.cold=false \
         "bench.path=[$steps]" "${timing[@]}" bench.timing.warmup=30
 }
 
@@ -171,7 +171,7 @@ vlm() {
     forge vlm_cpu_pipeline 60 train "$last" augment=cpu overlap=none steps=100 "${quiet[@]}" "${pictures_kept[@]}"
     forge vlm_gpu_pipeline 60 train "$last" steps=300 "${quiet[@]}" "${pictures_kept[@]}"
     for step in {0..6}; do steps+=${steps:+,}experiment=vlm_steps/step_$step; done
-    bench vlm_path 220 bench.timing.patience bench=path "bench.path=[$steps]" bench.resident=2 bench.verify=false \
+    bench vlm_path 300 bench.timing.patience bench=path "bench.path=[$steps]" bench.resident=2 bench.verify=false \
         bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=2
 }
 
