@@ -168,11 +168,11 @@ rows() {
 vlm() {
     local steps='' step last=experiment=vlm_steps/step_6 quiet=(tracker=[] tracker.every=10)
     # Runs, not turns: what readers have ready when a turn begins lasts longer than the turn.
-    forge vlm_cpu_pipeline 60 train "$last" augment=cpu overlap=none steps=100 "${quiet[@]}" "${pictures_kept[@]}"
-    forge vlm_gpu_pipeline 60 train "$last" steps=300 "${quiet[@]}" "${pictures_kept[@]}"
+    forge vlm_cpu_pipeline 60 train "$last" augment=cpu overlap=none steps=80 "${quiet[@]}" "${pictures_kept[@]}"
+    forge vlm_gpu_pipeline 60 train "$last" steps=150 "${quiet[@]}" "${pictures_kept[@]}"
     for step in {0..6}; do steps+=${steps:+,}experiment=vlm_steps/step_$step; done
     bench vlm_path 300 bench.timing.patience bench=path "bench.path=[$steps]" bench.resident=2 bench.verify=false \
-        bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=2
+        bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=1 bench.timing.settle=1
 }
 
 sonic() {
@@ -209,8 +209,8 @@ large() {
     forge gpt2_1558m 110 train experiment=gpt2_1558m_fast "${quiet[@]}" "${data[@]}"
     forge llama_1b 100 train experiment=llama_1b_fast "${quiet[@]}" "${data[@]}"
     bench micro 35 bench.patience bench=micro 'bench.families=[matmul]' experiment=gpt2_124m_fast "${data[@]}"
-    bench telemetry 45 bench.timing.patience bench=telemetry experiment=gpt2_124m_fast compile=blocks "${data[@]}" \
-        "${timing[@]}"
+    bench telemetry 45 bench.timing.patience bench=telemetry experiment=gpt2_124m_fast compile=blocks \
+        global_batch=8 "${data[@]}" "${timing[@]}"     # a step of 20 ms
     bench compile 105 bench.timing.patience bench=ablation experiment=gpt2_124m_fast 'bench.switches=[compile=blocks]' \
         bench.verify=false bench.timing.cold=true "${data[@]}" "${timing[@]}"
 }
