@@ -172,7 +172,8 @@ vlm() {
     forge vlm_gpu_pipeline 60 train "$last" steps=150 "${quiet[@]}" "${pictures_kept[@]}"
     for step in {0..6}; do steps+=${steps:+,}experiment=vlm_steps/step_$step; done
     bench vlm_path 300 bench.timing.patience bench=path "bench.path=[$steps]" bench.resident=2 bench.verify=false \
-        bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=1 bench.timing.settle=1
+        bench.max_floor=0.05 bench.timing.cold=false "${pictures_kept[@]}" "${timing[@]}" bench.timing.steps=1 \
+        bench.timing.settle=1
 }
 
 sonic() {
