@@ -84,10 +84,7 @@ class Copier:
         failures: Counter[str] = Counter()
         left = self._into_memory(aim.ahead)
         while left and self._aim is aim:
-            for shard in left:
-                if self._aim is not aim:
-                    return
-                self._copy(shard, aim, failures)
+            self._copy_each(left, aim, failures)
             left = [shard for shard in left if not self.room.place(shard.name).exists()
                     and failures[shard.name] < _MOST_FAILURES]
             if left:
@@ -95,10 +92,16 @@ class Copier:
                     if self._aim is aim:
                         self._changed.wait(_LOOKS_AGAIN)
 
-    def _copy(self, shard: Shard, aim: Aim, failures: Counter[str]) -> None:
-        part = self.room.claim(shard.name, shard.size, aim.next_use)
-        if part is None:
-            return
+    def _copy_each(self, shards: Sequence[Shard], aim: Aim, failures: Counter[str]) -> None:
+        """Those that can be had now, each tried once."""
+        left = {shard.name: shard for shard in shards}
+        while left and self._aim is aim:
+            claimed = self.room.claim({name: shard.size for name, shard in left.items()}, aim.next_use)
+            if claimed is None:
+                return
+            self._copy(left.pop(claimed[0]), claimed[1], failures)
+
+    def _copy(self, shard: Shard, part: Path, failures: Counter[str]) -> None:
         try:
             copy_shard(shard.location, shard.size, shard.version, part, self.indices)
             self.room.keep(shard.name, part)

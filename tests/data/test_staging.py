@@ -15,6 +15,7 @@ from forge.batch import Cursor
 from forge.batching.packed import Packed
 from forge.data import copying, texts
 from forge.data.pins import Pins
+from forge.data.room import Room
 from forge.data.staging import Staging
 from forge.data.storage import open_file
 from forge.errors import ConfigError, UnusableEnvironment
@@ -112,6 +113,22 @@ def test_the_bound_holds_and_epochs_go_on_in_little_room(folder, staged):
 
     assert tensors(feed, 3, look) == tensors(feed_of(folder), 3)
     assert len(seen) == NUM_SHARDS > len(copies(staged))
+
+
+def test_all_that_come_next_are_asked_for_at_once_in_the_order_of_need(folder, staged, monkeypatch):
+    asked, claim = [], Room.claim
+    monkeypatch.setattr(Room, "claim", lambda room, sizes, use: asked.append(list(sizes)) or claim(room, sizes, use))
+    feed = feed_of(folder, staging=staging(staged, ahead=2, copies=1))
+    other = Room(staged, 10**9, 1)
+    _, part = claim(other, {"other.tar": 1}, lambda name: 0.0)          # no other copy is made meanwhile
+    feed.coming(Cursor())
+    until(lambda: len(asked) >= 2)
+    windows, here = feed.source.coming.__self__, feed.source.coming.__self__._here()
+    coming = [windows._shards[number].name for number in windows._following(*here.at)]
+    assert len(coming) == 4 and asked[:2] == [coming, coming]
+    other.give_up("other.tar", part)
+    until(lambda: len(copies(staged)) == 4)
+    assert [len(sizes) for sizes in asked[-4:]] == [4, 3, 2, 1]
 
 
 class Spoilt:
