@@ -217,6 +217,16 @@ def test_what_is_read_out_of_turn_starts_no_copies(folder, staged):
     assert feed[Cursor()].batches and feed.source.coming.__self__._here().copier._thread is None
 
 
+def test_the_windows_of_the_next_epoch_are_found_by_the_thread_that_copies(folder, staged):
+    feed = feed_of(folder, staging=staging(staged))
+    windows, ordered = feed.source.coming.__self__, []
+    order = windows._order
+    windows._order = lambda seed, epoch: ordered.append((epoch, threading.current_thread().name)) or order(seed, epoch)
+    feed.coming(Cursor())
+    until(lambda: len(copies(staged)) == 2)
+    assert ordered == [(0, "MainThread"), (1, "copier")]
+
+
 def test_a_copy_that_goes_bad_is_thrown_away_and_the_shard_is_read(folder, staged, caplog):
     plain = tensors(feed_of(folder), 2)
     feed = feed_of(folder, staging=staging(staged, ahead=4))
