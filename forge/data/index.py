@@ -56,12 +56,15 @@ class Index:
 
 
 def open_index(path: Location, cache: Path) -> Index:
-    """The index of a shard: the one beside it or in `cache` if it is up to date, else made and kept for next time.
+    """The index of a shard: the one beside it or in `cache` if it is up to date, else made and kept for next time. One
+    that lies at an address is fetched once.
 
     Says what is wrong with the shard. Raises UnusableEnvironment where it cannot be read.
     """
     for place in _places(path, cache):
         if (index := load(place, path)) is not None and is_current(index):
+            if not isinstance(place, Path):
+                keep(index, cache)
             break
     else:
         index = make_index(path)
@@ -88,10 +91,11 @@ def kept_index(path: Location, cache: Path) -> Index | None:
 
 
 def _places(path: Location, cache: Path) -> list[Location]:
-    """Beside the shard, and for a shard in a folder where this user cannot write, in the cache."""
+    """Beside the shard, and for a shard in a folder where this user cannot write, in the cache: first what lies on this
+    machine."""
     full = os.fsencode(path if isinstance(path, str) else path.absolute())
     name = hashlib.blake2b(full, digest_size=16).hexdigest()
-    return [beside(path, ".index"), cache / "index" / f"{name}.index"]
+    return sorted([beside(path, ".index"), cache / "index" / f"{name}.index"], key=lambda place: isinstance(place, str))
 
 
 def is_current(index: Index) -> bool:
@@ -234,5 +238,6 @@ def load(place: Location, path: Location) -> Index | None:
 def _stored(place: Location) -> Path | io.BytesIO:
     if isinstance(place, Path):
         return place
+    status(place)               # most often there is none: nothing is opened for that
     file = open_file(place)
     return io.BytesIO(file.read(file.size, 0))
