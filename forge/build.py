@@ -61,10 +61,7 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     torch.use_deterministic_algorithms(config.reproducible)
     phases, progress = Phases(topology.device), Progress()
     seen = Seen(getattr(config.model, "window", None))
-
-    def stage(batch: Batch) -> Batch:
-        return config.augment(batch.to(topology.device))
-
+    stage = partial(_staged, config, topology)
     feed = build_feed(config, topology)
     drops = Drops(getattr(feed.source, "dropped", None), config.tracker.every, topology)
     model = build_model(config, topology)
@@ -79,12 +76,8 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
     state = RunState({"model": model, "update": update, "comm": sync, "progress": progress, "figures": ledger},
                      {"rng": Rng()}, spread_in(model), {"dropped": drops} if drops.dropped is not None else {})
     identity = _identity(config, feed)
-    if config.resume:
-        read_snapshot(Path(config.resume), state, identity, topology)
-        if topology.is_first:
-            drop_after(ledger.path, progress.step)
-
     run = Run(config, run_dir, topology, model, state, progress, phases, ledger, seen, identity)
+    _resume(run)
     with ExitStack() as opened:
         reader = config.dataloader.build(feed, topology)
         opened.callback(reader.close)
@@ -94,6 +87,18 @@ def build(config: Config, topology: Topology, run_dir: Path) -> Iterator[tuple[T
         trainable: Any = model
         yield Trainer(works, passes, sync, update, trainable.after_update, progress, Agreement(topology), phases,
                       topology.data_size), run
+
+
+def _staged(config: Config, topology: Topology, batch: Batch) -> Batch:
+    return config.augment(batch.to(topology.device))
+
+
+def _resume(run: Run) -> None:
+    """Go on where the snapshot that the line names was made."""
+    if run.config.resume:
+        read_snapshot(Path(run.config.resume), run.state, run.identity, run.topology)
+        if run.topology.is_first:
+            drop_after(run.ledger.path, run.progress.step)
 
 
 def _observe(run: Run, drops: Drops, opened: ExitStack) -> None:

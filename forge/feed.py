@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, partial
 
 import torch
 
 from forge.batch import IGNORED, Batch, Cursor, Work
 from forge.batching import Batching, Plan, Row
+from forge.batching.plans import Plans
 from forge.data import Source
+
+_PLANNED_AHEAD = 64     # updates before the end of an epoch, from which on the next is planned
 
 
 def as_read(batch: Batch) -> Batch:
@@ -46,6 +49,7 @@ class Feed:
     def coming(self, cursor: Cursor) -> None:
         """Tell the source that this process is about to read here and goes on from here. What is read once, out of
         turn, is not told: nobody would say later that it is done with."""
+        self.nearing(cursor)
         if (coming := getattr(self.source, "coming", None)) is not None:
             coming(self.seed, cursor.epoch, [piece.sample for row in self._rows(cursor) for piece in row])
 
@@ -65,7 +69,20 @@ class Feed:
         return Cursor(cursor.epoch - 1, len(self.plan(cursor.epoch - 1)) - 1)
 
     def plan(self, epoch: int) -> Plan:
-        return _plan(self, epoch)
+        return self._plans[epoch]
+
+    def nearing(self, cursor: Cursor) -> None:
+        """This process has come here: where the epoch is nearly over, a thread plans the next."""
+        if cursor.index + _PLANNED_AHEAD >= len(self.plan(cursor.epoch)):
+            self._plans.prepare(cursor.epoch + 1)
+
+    def close(self) -> None:
+        """Waits for a plan that is being made: no thread is left."""
+        self._plans.close()
+
+    @cached_property
+    def _plans(self) -> Plans:
+        return Plans(partial(_plan, self.batching, self.source, self.seed, self.global_batch))
 
     def _batch(self, rows: Sequence[Row], cursor: Cursor, micro: int) -> Batch:
         tensors = self.batching.collate(rows, self.source)
@@ -82,6 +99,5 @@ def _hashed(place: str) -> int:
     return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=7).digest())
 
 
-@lru_cache(maxsize=4)
-def _plan(feed: Feed, epoch: int) -> Plan:
-    return feed.batching.plan(feed.source, feed.seed, epoch, feed.global_batch)
+def _plan(batching: Batching, source: Source, seed: int, global_batch: int, epoch: int) -> Plan:
+    return batching.plan(source, seed, epoch, global_batch)

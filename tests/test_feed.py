@@ -1,5 +1,7 @@
 """The work of a position: the same data for any number of readers, cut into micro-batches, with its own seed."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +81,32 @@ def test_an_epoch_is_planned_once(monkeypatch):
     for cursor in (Cursor(0, 0), Cursor(0, 1), Cursor(0, 7), Cursor(1, 0)):
         each[cursor]
     assert planned == [0, 1]
+
+
+class Long(Documents):
+    lengths = np.full(40, 201)      # 1,005 windows of 8, 83 updates
+
+
+def planned_in(monkeypatch):
+    """Where each epoch was planned: (epoch, name of the thread)."""
+    calls, plan = [], Fixed.plan
+    monkeypatch.setattr(Fixed, "plan", lambda *arguments: calls.append((arguments[3], threading.current_thread().name))
+                        or plan(*arguments))
+    return calls
+
+
+def test_the_next_epoch_is_planned_in_a_thread_before_this_one_ends(monkeypatch):
+    expected = feed(source=Long()).plan(1)
+    calls = planned_in(monkeypatch)
+    each = feed(source=Long())
+    assert len(each.plan(0)) == 83
+    each.coming(Cursor(0, 18))
+    each.close()
+    assert calls == [(0, "MainThread")]
+    each.coming(Cursor(0, 19))
+    each[Cursor(0, 82)]             # what is read out of turn plans nothing
+    each.close()
+    assert calls == [(0, "MainThread"), (1, "planner")]
+    each.coming(Cursor(1, 0))
+    assert [list(batch) for batch in each.plan(1)] == [list(batch) for batch in expected]
+    assert calls == [(0, "MainThread"), (1, "planner")]

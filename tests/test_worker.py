@@ -16,6 +16,7 @@ import pytest
 from conftest import composed, train_here
 from planted import plant, train_planted
 
+from forge.batching.fixed import Fixed
 from forge.config import check, realise
 from forge.errors import ConfigError, Exit
 from forge.failure import Failure, FirstFailure, failure_file, record_failure
@@ -253,3 +254,21 @@ def test_threads_are_set_before_torch_reads_them(shards, tmp_path):
     assert done.returncode == 1 and "ValueError: 1 threads" in done.stderr
     shown = done.stderr.split("OPENMP DISPLAY ENVIRONMENT BEGIN")[-1]
     assert "GOMP_SPINCOUNT = '2000'" in shown, "how long threads that wait spin"
+
+
+@pytest.mark.parametrize("ended", ["done", "failed"])
+def test_no_thread_that_plans_is_left_by_a_run(ended, shards, tmp_path, monkeypatch):
+    planned, plan = [], Fixed.plan
+
+    def slowly(batching, source, seed, epoch, global_batch):
+        planned.append((epoch, threading.current_thread().name))
+        if planned[-1][1] == "planner":
+            threading.Event().wait(1)               # the run ends before
+        return plan(batching, source, seed, epoch, global_batch)
+
+    monkeypatch.setattr(Fixed, "plan", slowly)
+    if ended == "failed":
+        monkeypatch.setattr("forge.trainer.scale_of", lambda *_: 1 / 0)
+    done = train_here(tmp_path / "run", *shards, "steps=2")
+    assert (done.code == 0) == (ended == "done") and (1, "planner") in planned
+    assert "planner" not in [thread.name for thread in threading.enumerate()]

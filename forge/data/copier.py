@@ -41,7 +41,7 @@ class Aim:
 
 @dataclass
 class Copier:
-    """Copies what `aim` was told last, in a thread that lives as long as the process.
+    """Copies what `aim` was given last, in a thread that lives as long as the process.
 
     Whatever fails is told with a count, and leaves the shard to be read where it lies.
     memory: bytes of the copies ahead that the system is asked to hold in memory.
@@ -51,54 +51,58 @@ class Copier:
     indices: Path
     memory: int
     num_failed: int = 0
-    _aim: Aim | None = None
+    _said: Callable[[], Aim] | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
-    def aim(self, aim: Aim) -> None:
-        """Takes no time: the thread does what is to be done."""
+    def aim(self, said: Callable[[], Aim]) -> None:
+        """Takes no time: the thread does what is to be done, and finds out what that is."""
         with self._changed:
-            self._aim = aim
+            self._said = said
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        done: Aim | None = None
+        done: Callable[[], Aim] | None = None
         while True:
             with self._changed:
-                while self._aim is done:
+                while self._said is done:
                     self._changed.wait()
-                aim = self._aim
-            assert aim is not None
+                said = self._said
+            assert said is not None
             try:
-                self._follow(aim)
+                self._follow(said)
             except Exception as error:      # the copies are a convenience: no fault of theirs may end a run
                 self._failed(f"{self.room.folder} cannot be used ({error})")
-            done = aim
+            done = said
 
-    def _follow(self, aim: Aim) -> None:
+    def _follow(self, said: Callable[[], Aim]) -> None:
         """Until all is there, or the reader wants something else."""
+        aim = said()
         self.room.want(aim.wanted)
         failures: Counter[str] = Counter()
         left = self._into_memory(aim.ahead)
-        while left and self._aim is aim:
-            for shard in left:
-                if self._aim is not aim:
-                    return
-                self._copy(shard, aim, failures)
+        while left and self._said is said:
+            self._copy_each(left, said, aim, failures)
             left = [shard for shard in left if not self.room.place(shard.name).exists()
                     and failures[shard.name] < _MOST_FAILURES]
             if left:
                 with self._changed:
-                    if self._aim is aim:
+                    if self._said is said:
                         self._changed.wait(_LOOKS_AGAIN)
 
-    def _copy(self, shard: Shard, aim: Aim, failures: Counter[str]) -> None:
-        part = self.room.claim(shard.name, shard.size, aim.next_use)
-        if part is None:
-            return
+    def _copy_each(self, shards: Sequence[Shard], said: Callable[[], Aim], aim: Aim, failures: Counter[str]) -> None:
+        """Those that can be had now, each tried once."""
+        left = {shard.name: shard for shard in shards}
+        while left and self._said is said:
+            claimed = self.room.claim({name: shard.size for name, shard in left.items()}, aim.next_use)
+            if claimed is None:
+                return
+            self._copy(left.pop(claimed[0]), claimed[1], failures)
+
+    def _copy(self, shard: Shard, part: Path, failures: Counter[str]) -> None:
         try:
             copy_shard(shard.location, shard.size, shard.version, part, self.indices)
             self.room.keep(shard.name, part)

@@ -7,12 +7,17 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from forge.errors import UnusableEnvironment
+from forge.notes import say
+
+_PATIENCE = 1.0         # seconds that a lock is waited for without a word
+_POLLED = 0.02          # seconds between two looks meanwhile
 
 ANOTHER_OUT = "choose another OUT"      # what mends a command that cannot write
 
@@ -72,7 +77,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent / f".{folder.name}.lock"):
+    with locked(folder.parent / f".{folder.name}.lock"):
         if folder.is_dir():
             return folder
         making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
@@ -89,11 +94,29 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path, waiting: str = "") -> Iterator[None]:
+    """One process at a time; that of a process that is killed is free. Where a disk has no locks, nothing is held.
+
+    waiting: said by a process that waits for more than a moment. Raises OSError where `path` cannot be written.
+    """
     with open(path, "ab") as file:
         with suppress(OSError):
+            if waiting and not _free_soon(file):
+                say(waiting)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _free_soon(file: IO[bytes]) -> bool:
+    """Then it is held."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_POLLED)
 
 
 def _umask() -> int:

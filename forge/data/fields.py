@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -17,12 +18,15 @@ _MOST_DIGITS = 20
 
 
 class Seen(NamedTuple):
-    """What the index knows of a member, see Index."""
+    """What the index knows of some members, [members] int64 each; see Index."""
 
-    size: int
-    characters: int
-    width: int
-    height: int
+    sizes: np.ndarray
+    characters: np.ndarray
+    widths: np.ndarray
+    heights: np.ndarray
+
+
+Refusals = Iterator[tuple[str, np.ndarray]]     # why members are of no use, and [members] bool, which: the first holds
 
 
 class BadField(Exception):
@@ -45,8 +49,8 @@ class Field(Protocol):
     @property
     def required(self) -> bool: ...
 
-    def refusal(self, seen: Seen) -> str | None:
-        """Why a member is of no use, as far as the index can tell."""
+    def refusals(self, seen: Seen) -> Refusals:
+        """As far as the index can tell."""
         ...
 
     def decode(self, data: bytes) -> np.ndarray:
@@ -68,10 +72,11 @@ class Text:
     setting: str = "data.text_field"        # which names it
     required = True
 
-    def refusal(self, seen: Seen) -> str | None:
-        if seen.characters < 0:
-            return "text that is not UTF-8" if self.invalid_utf8 == "drop" else None
-        return "empty text" if seen.characters == 0 and not self.keep_empty else None
+    def refusals(self, seen: Seen) -> Refusals:
+        if self.invalid_utf8 == "drop":
+            yield "text that is not UTF-8", seen.characters < 0
+        if not self.keep_empty:
+            yield "empty text", seen.characters == 0
 
     def decode(self, data: bytes) -> np.ndarray:
         """[bytes] uint8."""
@@ -88,8 +93,9 @@ class Picture:
     alpha: Literal["white", "black", "drop"]
     max_pixels: int
 
-    def refusal(self, seen: Seen) -> str | None:
-        return "empty picture" if seen.size == 0 else self.policy.refusal(seen.width, seen.height)
+    def refusals(self, seen: Seen) -> Refusals:
+        yield "empty picture", seen.sizes == 0
+        yield from self.policy.refusals(seen.widths, seen.heights)
 
     def decode(self, data: bytes) -> np.ndarray:
         """[height, width, 3] uint8."""
@@ -111,8 +117,8 @@ class Label:
     required: bool
     classes: int
 
-    def refusal(self, seen: Seen) -> str | None:
-        return "no label" if seen.characters == 0 else None
+    def refusals(self, seen: Seen) -> Refusals:
+        yield "no label", seen.characters == 0
 
     def decode(self, data: bytes) -> np.ndarray:
         """Scalar, int64. A label outside ends here, and not inside a kernel."""
@@ -131,8 +137,8 @@ class Array:
     names: str
     required: bool
 
-    def refusal(self, seen: Seen) -> str | None:
-        return "empty array" if seen.size == 0 else None
+    def refusals(self, seen: Seen) -> Refusals:
+        yield "empty array", seen.sizes == 0
 
     def decode(self, data: bytes) -> np.ndarray:
         """In this machine's byte order, row by row."""

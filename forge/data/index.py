@@ -8,8 +8,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forge.data.checksums import crc32
-from forge.data.disk import replacing
+from forge.data.disk import locked, replacing
 from forge.data.headers import BadPicture, read_header
 from forge.data.storage import File, Location, beside, open_file, opened, status
 from forge.data.tar import Fault, Member, walk
@@ -56,18 +56,46 @@ class Index:
 
 
 def open_index(path: Location, cache: Path) -> Index:
-    """The index of a shard: the one beside it or in `cache` if it is up to date, else made and kept for next time.
+    """The index of a shard: the one beside it or in `cache` if it is up to date, else made and kept for next time. Of
+    several processes that need it one makes it, and the others wait.
 
     Says what is wrong with the shard. Raises UnusableEnvironment where it cannot be read.
     """
-    for place in _places(path, cache):
-        if (index := load(place, path)) is not None and is_current(index):
-            break
-    else:
-        index = make_index(path)
-        keep(index, cache)
+    places = _places(path, cache)
+    index = _current(path, places, cache)
+    if index is None:
+        with _alone(path, cache):
+            # Meanwhile another process may have kept one, which it does on a disk of this machine
+            index = _current(path, [place for place in places if isinstance(place, Path)], cache)
+            if index is None:
+                index = make_index(path)
+                keep(index, cache)
     _say_faults(index)
     return index
+
+
+def _current(path: Location, places: Sequence[Location], cache: Path) -> Index | None:
+    """The index that is kept there, if it is up to date. One that lies at an address is fetched once."""
+    for place in places:
+        if (index := load(place, path)) is not None and is_current(index):
+            if not isinstance(place, Path):
+                keep(index, cache)
+            return index
+    return None
+
+
+@contextmanager
+def _alone(path: Location, cache: Path) -> Iterator[None]:
+    """No other process with this cache folder indexes the shard meanwhile. Only saves work: where the cache cannot be
+    written, each process does it."""
+    lock = cache / "indexing" / f"{_digest(path)}.lock"
+    folder = str(path).rpartition("/")[0]
+    with ExitStack() as held:
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(lock, f"Another process indexes the shards in {folder}: waiting for it."))
+            held.callback(lock.unlink, missing_ok=True)     # who waits on it finds the index made
+        yield
 
 
 def keep(index: Index, cache: Path) -> Location | None:
@@ -88,10 +116,16 @@ def kept_index(path: Location, cache: Path) -> Index | None:
 
 
 def _places(path: Location, cache: Path) -> list[Location]:
-    """Beside the shard, and for a shard in a folder where this user cannot write, in the cache."""
+    """Beside the shard, and for a shard in a folder where this user cannot write, in the cache: first what lies on this
+    machine."""
+    kept = cache / "index" / f"{_digest(path)}.index"
+    return sorted([beside(path, ".index"), kept], key=lambda place: isinstance(place, str))
+
+
+def _digest(path: Location) -> str:
+    """Of where a shard lies."""
     full = os.fsencode(path if isinstance(path, str) else path.absolute())
-    name = hashlib.blake2b(full, digest_size=16).hexdigest()
-    return [beside(path, ".index"), cache / "index" / f"{name}.index"]
+    return hashlib.blake2b(full, digest_size=16).hexdigest()
 
 
 def is_current(index: Index) -> bool:
@@ -234,5 +268,6 @@ def load(place: Location, path: Location) -> Index | None:
 def _stored(place: Location) -> Path | io.BytesIO:
     if isinstance(place, Path):
         return place
+    status(place)               # most often there is none: nothing is opened for that
     file = open_file(place)
     return io.BytesIO(file.read(file.size, 0))

@@ -45,11 +45,11 @@ class Policy:
     alpha: Literal["white", "black", "drop"]
     max_pixels: int
 
-    def refusal(self, width: int, height: int) -> str | None:
-        """Why a picture of these sides is not decoded. 0: it has no header."""
-        if width < 1 or height < 1:
-            return "no picture header"
-        return "too many pixels" if width * height > self.max_pixels else None
+    def refusals(self, width: Any, height: Any) -> Iterator[tuple[str, Any]]:
+        """Why pictures of these sides are not decoded, and of which that is so. width, height: numbers, or arrays of
+        int64 below 2^31. 0: it has no header."""
+        yield "no picture header", (width < 1) | (height < 1)
+        yield "too many pixels", width * height > self.max_pixels
 
 
 def decode(data: bytes, policy: Policy, least: tuple[int, int] = WHOLE) -> np.ndarray:
@@ -62,8 +62,9 @@ def decode(data: bytes, policy: Policy, least: tuple[int, int] = WHOLE) -> np.nd
     refused does not depend on the packages that are there.
     """
     header = header_of(data)
-    if why := policy.refusal(header.width, header.height):
-        raise BadPicture(why, f"{header.width} x {header.height}")
+    for why, refused in policy.refusals(header.width, header.height):
+        if refused:
+            raise BadPicture(why, f"{header.width} x {header.height}")
     turn = header.orientation if policy.exif == "apply" else 1
     shrinking = _shrinking(header, least[::-1] if turn >= 5 else least)
     fast = _by_simplejpeg(data, header, shrinking) if header.kind == "jpeg" and header.components in (1, 3) else None

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -87,19 +87,22 @@ class Room:
             for name in set(names) & state.copies.keys():
                 state.copies[name].used = time.time()
 
-    def claim(self, name: str, size: int, next_use: Callable[[str], float]) -> Path | None:
-        """A new file to copy into, which `keep` or `give_up` must follow; None: it is there, or being made, or there is
-        no room for it now. Raises OSError.
+    def claim(self, sizes: Mapping[str, int], next_use: Callable[[str], float]) -> tuple[str, Path] | None:
+        """The first of these names that can be copied now, and a new file to copy into, which `keep` or `give_up` must
+        follow; None: each is there, or being made, or there is no room for it now. Raises OSError.
 
-        next_use: larger for what is needed later. What is needed last goes first, and what any process wants never.
+        sizes: bytes of each, what is needed first first. next_use: larger for what is needed later. What is needed last
+        goes first, and what any process wants never.
         """
         with self._state() as state:
-            making = sum(bool(copy.owner) for copy in state.copies.values())
-            if name in state.copies or making >= self.num_copies or not self._make_room(state, size, next_use):
+            if sum(bool(copy.owner) for copy in state.copies.values()) >= self.num_copies:
                 return None
-            part = f"{name}.{uuid.uuid4().hex}{PART}"
-            state.copies[name] = Copy(size, time.time(), self._owner, part, time.time())
-            return self.folder / part
+            for name, size in sizes.items():
+                if name not in state.copies and self._make_room(state, size, next_use):
+                    part = f"{name}.{uuid.uuid4().hex}{PART}"
+                    state.copies[name] = Copy(size, time.time(), self._owner, part, time.time())
+                    return name, self.folder / part
+        return None
 
     def keep(self, name: str, part: Path) -> None:
         """The copy in `part` is whole, verified and on the disk. Raises OSError."""
@@ -152,7 +155,7 @@ class Room:
 
     @contextmanager
     def _state(self) -> Iterator[_State]:
-        """The list, without what ended processes left in it; written when the block is done."""
+        """The list, without what ended processes left in it; written when the block is done, if it is another then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # A record lock: unlike flock's, a process that is forked meanwhile does not hold it too. Threads share it
         with _one_thread, open(self.folder / ".lock", "ab") as file:
@@ -160,16 +163,22 @@ class Room:
             state = self._read()
             self._forget_the_ended(state)
             yield state
-            with replacing(self.folder / _LIST) as new:
-                new.write(json.dumps(asdict(state)).encode())
+            if (said := json.dumps(asdict(state)).encode()) != self._said():
+                with replacing(self.folder / _LIST) as new:
+                    new.write(said)
 
     def _read(self) -> _State:
         try:
-            said = json.loads((self.folder / _LIST).read_bytes())
+            said = json.loads(self._said())
             return _State({name: Copy(**copy) for name, copy in said["copies"].items()},
                           {reader: Wanted(**wanted) for reader, wanted in said["wanted"].items()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):      # none yet, or none that can be read
+        except (ValueError, KeyError, TypeError, AttributeError):       # none yet, or none that can be read
             return self._found()
+
+    def _said(self) -> bytes:
+        with suppress(OSError):
+            return (self.folder / _LIST).read_bytes()
+        return b""
 
     def _found(self) -> _State:
         """What lies in the folder. A part is nobody's: whoever makes it will fail, and read the shard itself."""

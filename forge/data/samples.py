@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from forge.data.dropping import Dropped
-from forge.data.fields import Field, Seen, Text
+from forge.data.fields import Field, Text
 from forge.data.index import Index, open_index
-from forge.data.naming import Grouping, KeyDot, alternatives, members_of, samples
+from forge.data.listing import Listed, listed
+from forge.data.naming import ABSENT, KeyDot, alternatives
 from forge.data.storage import Location, readable
 from forge.data.texts import Copies, Texts, no_copies
 from forge.errors import ConfigError, UnreadableError
 from forge.notes import say
-
-_ABSENT = -1        # a member that a sample does not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,34 +87,26 @@ def open_samples(streams: Mapping[str, Sequence[Location]], text: Text, others: 
     UnusableEnvironment where the system does not give a shard.
     """
     fields = {"": text, **others}
-    places: dict[str, list[tuple[int, int]]] = {name: [] for name, field in fields.items() if "*" not in field.names}
-    indices: list[Index] = []
-    of_streams: list[int] = []
-    seen: Counter[str] = Counter()
+    files: list[tuple[Location, int, int]] = []
+    columns = _Columns()
+    seen: set[str] = set()
     for stream, shards in enumerate(streams.values()):
         _say_indexing(shards)
         for path in shards:
-            indices.append(_index(path, len(indices), dropped, cache))
-            for members in _complete(indices[-1], len(indices) - 1, fields, key_dot, dropped, seen):
-                for name, member in members.items():
-                    _fill(places.setdefault(name, []), len(of_streams))
-                    places[name].append((len(indices) - 1, member))
-                of_streams.append(stream)
-    if not of_streams:
+            index = _index(path, len(files), dropped, cache)
+            found = listed(index, fields, key_dot)
+            for why, offset in found.left_out:
+                dropped.missed(len(files), why, offset)
+            columns.add(index, len(files), found, stream)
+            files.append((index.path, index.size, index.version))
+            seen.update(found.fields)
+    if not columns.num_samples:
         _refuse(streams, text, seen, dropped)
-    for column in places.values():
-        _fill(column, len(of_streams))
-    dropped.opened(len(of_streams))
-    if invalid := sum(bool(indices[shard].characters[member] < 0) for shard, member in places[""]):
-        say(f"{invalid:,} texts that are not UTF-8 are kept ({named_shards(dropped.shards)}); data.invalid_utf8=drop "
-            "leaves them out.")
-    columns = {name: _column(indices, of) for name, of in places.items()}
-    return Samples(columns.pop(""), columns, np.array(of_streams, np.int32), np.arange(len(of_streams)))
-
-
-def _fill(column: list[tuple[int, int]], count: int) -> None:
-    """The samples that came since do not have this member."""
-    column += [(0, _ABSENT)] * (count - len(column))
+    dropped.opened(columns.num_samples)
+    if columns.num_invalid:
+        say(f"{columns.num_invalid:,} texts that are not UTF-8 are kept ({named_shards(dropped.shards)}); "
+            "data.invalid_utf8=drop leaves them out.")
+    return columns.joined(tuple(files))
 
 
 def _index(path: Location, number: int, dropped: Dropped, cache: Path) -> Index:
@@ -127,40 +118,67 @@ def _index(path: Location, number: int, dropped: Dropped, cache: Path) -> Index:
     return index
 
 
-def _complete(index: Index, number: int, fields: Mapping[str, Field], key_dot: KeyDot, dropped: Dropped,
-              seen: Counter[str]) -> Iterator[dict[str, int]]:
-    """The members of each sample that has all it must have, by field."""
-    grouping = samples(index.names, key_dot)
-    _say_passed(index, grouping)
-    twice = {member for member, _ in grouping.repeated}
-    for _, found in grouping.samples:
-        seen.update(found)
-        start = min(int(index.offsets[member]) for member in found.values())
-        if twice and twice & set(found.values()):
-            dropped.missed(number, "a field that is there twice", start)
-            continue
-        members: dict[str, int] = {}
-        for name, field in fields.items():
-            of_field = members_of(field.names, found)
-            why = _refusal(index, of_field, field)
-            if why is not None:
-                dropped.missed(number, why, start)
-                break
-            several = "*" in field.names
-            members |= {f"{name}[{place}]" if several else name: member for place, member in enumerate(of_field)}
-        else:
-            yield members
+class _Column(NamedTuple):
+    """A field of the samples of one shard, as in Texts."""
+
+    shards: np.ndarray
+    offsets: np.ndarray
+    sizes: np.ndarray
+    checksums: np.ndarray
+    marks: np.ndarray
+    sides: np.ndarray
+
+    @staticmethod
+    def of(index: Index, number: int, members: np.ndarray) -> _Column:
+        there = members != ABSENT
+
+        def taken(values: np.ndarray, absent: int) -> np.ndarray:
+            column = np.full((len(members), *values.shape[1:]), absent, values.dtype)
+            column[there] = values[members[there]]
+            return column
+
+        marks = taken(index.marks, 0)
+        return _Column(np.where(there, number, 0).astype(np.int32), taken(index.offsets, 0),
+                       taken(index.sizes, ABSENT) - 3 * marks, taken(index.checksums, 0), marks,
+                       taken(index.pictures, 0))
+
+    @staticmethod
+    def absent(count: int) -> _Column:
+        def full(dtype: type, value: int = 0) -> np.ndarray:
+            return np.full(count, value, dtype)
+
+        return _Column(full(np.int32), full(np.int64), full(np.int64, ABSENT), full(np.uint32), full(np.bool_),
+                       np.zeros((count, 2), np.int32))
 
 
-def _refusal(index: Index, members: list[int], field: Field) -> str | None:
-    if not members and field.required:
-        return f"a missing field {field.names}"
-    seen = (Seen(int(index.sizes[member]), int(index.characters[member]), *index.pictures[member].tolist())
-            for member in members)
-    return next(filter(None, map(field.refusal, seen)), None)
+class _Columns:
+    """The fields of samples, shard after shard, without what else the indices hold."""
+
+    def __init__(self) -> None:
+        self._shards: list[tuple[int, int, dict[str, _Column]]] = []        # samples, stream, fields
+        self.num_samples, self.num_invalid = 0, 0
+
+    def add(self, index: Index, number: int, found: Listed, stream: int) -> None:
+        self._shards.append((found.num_samples, stream, {name: _Column.of(index, number, members)
+                                                         for name, members in found.columns.items()}))
+        self.num_samples += found.num_samples
+        self.num_invalid += int((index.characters[found.columns[""]] < 0).sum())
+
+    def joined(self, files: tuple[tuple[Location, int, int], ...]) -> Samples:
+        """What was added, which is then let go of."""
+        names = dict.fromkeys(name for _, _, columns in self._shards for name in columns)
+        texts = {name: self._texts(name, files) for name in names}
+        counts, streams = [count for count, _, _ in self._shards], [stream for _, stream, _ in self._shards]
+        return Samples(texts.pop(""), texts, np.repeat(np.array(streams, np.int32), counts),
+                       np.arange(self.num_samples))
+
+    def _texts(self, name: str, files: tuple[tuple[Location, int, int], ...]) -> Texts:
+        parts = [columns.pop(name) if name in columns else _Column.absent(count) for count, _, columns in self._shards]
+        shards, offsets, sizes, checksums, marks, sides = map(np.concatenate, zip(*parts, strict=True))
+        return Texts(files, shards, offsets, sizes, checksums, marks, sides, no_copies)
 
 
-def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter[str], dropped: Dropped) -> None:
+def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: set[str], dropped: Dropped) -> None:
     """There is no sample. Raises UnreadableError where nothing but damage was found, else ConfigError."""
     named = named_shards([path for shards in streams.values() for path in shards])
     why = f" Dropped were {dropped.sentence()}." if dropped.counts else ""
@@ -175,28 +193,6 @@ def _refuse(streams: Mapping[str, Sequence[Location]], text: Text, seen: Counter
     mend = (" These names have dots before the field: set data.key_dot=last." if dotted else "")
     raise ConfigError(f"No sample in {named} has the field {text.setting}={text.names}; their fields are {listed}."
                       f"{mend}")
-
-
-def _column(indices: list[Index], places: list[tuple[int, int]]) -> Texts:
-    def gathered(columns: list[np.ndarray], absent: int | tuple[int, int], dtype: type) -> np.ndarray:
-        return np.array([absent if member == _ABSENT else columns[shard][member] for shard, member in places], dtype)
-
-    marks = gathered([index.marks for index in indices], 0, np.bool_)
-    return Texts(tuple((index.path, index.size, index.version) for index in indices),
-                 np.array([shard for shard, _ in places], np.int32),
-                 gathered([index.offsets for index in indices], 0, np.int64),
-                 gathered([index.sizes for index in indices], _ABSENT, np.int64) - 3 * marks,
-                 gathered([index.checksums for index in indices], 0, np.uint32), marks,
-                 gathered([index.pictures for index in indices], (0, 0), np.int32).reshape(-1, 2), no_copies)
-
-
-def _say_passed(index: Index, grouping: Grouping) -> None:
-    if grouping.passed:
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(grouping.passed.items()))
-        say(f"{index.path}: {sum(grouping.passed.values())} members are no part of a sample: {counts}.")
-    if grouping.scattered:
-        say(f"{index.path}: {len(grouping.scattered)} samples do not lie in one piece, or share a key with others; the "
-            "parts of one key are put together.")
 
 
 def _say_indexing(shards: Sequence[Location]) -> None:

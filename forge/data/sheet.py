@@ -15,7 +15,7 @@ import numpy as np
 from forge.data.disk import cache_folder, replacing
 from forge.data.fields import BadField, Picture
 from forge.data.index import open_index
-from forge.data.naming import members_of, samples
+from forge.data.naming import ABSENT, Members, samples
 from forge.data.storage import Location, opened
 from forge.errors import ConfigError, UnusableEnvironment
 from forge.notes import say
@@ -86,18 +86,20 @@ def _pictures(shards: Sequence[Location], asked: Mapping[str, Any]) -> Iterator[
     field = Picture(asked["pictures"], required=True, exif="apply", alpha="white", max_pixels=100_000_000)
     for path in shards:
         index = open_index(path, cache_folder(None))
+        grouping = samples(index.names)
+        members = Members.of(grouping)
+        pictures, texts = (members.of_field(names)[0].tolist() for names in (field.names, asked["text"]))
         with opened(path) as file:
-            for key, members in samples(index.names).samples:
-                member = next(iter(members_of(field.names, members)), None)
-                if member is None:
+            for (key, _), member, text in zip(grouping.samples, pictures, texts, strict=True):
+                if member == ABSENT:
                     continue
                 try:
                     pixels = field.decode(file.read(int(index.sizes[member]), int(index.offsets[member])))
                 except BadField as bad:
                     say(f"{path}, sample {key}: {bad}")
                     continue
-                data = b"".join(file.read(min(int(index.sizes[text]), _FIELD_BYTES), int(index.offsets[text]))
-                                for text in members_of(asked["text"], members)[:1])
+                data = b"" if text == ABSENT else file.read(min(int(index.sizes[text]), _FIELD_BYTES),
+                                                            int(index.offsets[text]))
                 yield Seen(_squashed(pixels, _FINER * asked["size"]), _caption(data))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,9 @@ class Staged:
             return
         window = int(np.median(windows.of_samples[np.asarray(samples)]))
         if here.at != (seed, epoch, window):
-            here.turn_to((seed, epoch, window), self._aim(seed, epoch, window))
+            soon = windows.shards[window:window + 1 + self._settings.ahead]
+            names = {self._shards[number].name for shards in soon for number in shards}
+            here.turn_to((seed, epoch, window), names, partial(self._aim, seed, epoch, window))
         here.wait(self._wanted_bytes(samples))
 
     def copies(self, location: Location, size: int, version: int) -> Iterator[File]:
@@ -114,6 +116,7 @@ class Staged:
                 yield _Timed(shared_file(location, size, version), here)
 
     def _aim(self, seed: int, epoch: int, window: int) -> Aim:
+        """Also plans the next epoch's windows, which takes seconds for millions of samples: for another thread."""
         order: list[Shard] = [self._shards[number] for number in self._from(seed, epoch, window)]
         now = self._windows(seed, epoch).shards[window]
         later = self._following(seed, epoch, window)
@@ -160,10 +163,11 @@ class _Here:
         self.direct_bytes, self.direct_seconds = 0, 0.0
         self._open: dict[str, File] = {}
 
-    def turn_to(self, at: tuple[int, int, int], aim: Aim) -> None:
+    def turn_to(self, at: tuple[int, int, int], soon: Collection[str], said: Callable[[], Aim]) -> None:
+        """soon: names of what is read now and next; other copies are closed."""
         self.at = at
-        self._open = {name: file for name, file in self._open.items() if name in aim.wanted}
-        self.copier.aim(aim)
+        self._open = {name: file for name, file in self._open.items() if name in soon}
+        self.copier.aim(said)
 
     def opened(self, name: str, size: int) -> File | None:
         if name not in self._open:

@@ -58,8 +58,7 @@ class _Remote:
         with _told():
             self._file: Any = system.open(path, "rb", block_size=ahead or _READ_AHEAD,
                                           cache_type="readahead" if ahead else "none")
-            self.size = int(system.size(path))
-            self.version = _version(system, path)
+            self.size, self.version = _status(system, path)
 
     def read(self, size: int, offset: int) -> bytes:
         with _told():
@@ -103,7 +102,7 @@ def status(location: Location) -> tuple[int, int]:
         return found.st_size, found.st_mtime_ns
     system, path = _system(location)
     with _told():
-        return int(system.size(path)), _version(system, path)
+        return _status(system, path)
 
 
 def shared_file(location: Location, size: int, version: int) -> File:
@@ -186,11 +185,14 @@ def _system(address: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def _version(system: Any, path: str) -> int:
-    said = repr(sorted((str(key), str(value)) for key, value in system.info(path).items()
+def _status(system: Any, path: str) -> tuple[int, int]:
+    """(size, version), by one request."""
+    found = system.info(path)
+    said = repr(sorted((str(key), str(value)) for key, value in found.items()
                        if str(key).lower() in ("etag", "mtime", "lastmodified", "last_modified", "updated", "created",
                                                "generation", "md5hash", "size")))
-    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=7).digest(), "big")
+    digest = hashlib.blake2b(said.encode(), digest_size=7).digest()
+    return int(found["size"]), int.from_bytes(digest, "big")
 
 
 @contextmanager

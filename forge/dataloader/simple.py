@@ -41,4 +41,4 @@ class _InProcess:
             cursor = work.cursor
 
     def close(self) -> None:
-        """Nothing is open."""
+        self._feed.close()

@@ -27,7 +27,7 @@ class FromWorkers:
     """A Reader. pinned: works arrive in page-locked memory."""
 
     def __init__(self, feed: Feed, num_workers: int, prefetch_factor: int, persistent: bool, pinned: bool) -> None:
-        self._order = _Order(feed)
+        self._feed, self._order = feed, _Order(feed)
         self._loader: data.DataLoader[Any] = data.DataLoader(
             _Works(feed), batch_size=None, sampler=self._order, collate_fn=_unchanged, num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
@@ -60,6 +60,7 @@ class FromWorkers:
                     if worker.is_alive():       # stuck in a read that does not end
                         worker.kill()
                         worker.join()
+        self._feed.close()
 
     def _works(self, running: Any) -> Iterator[Work]:
         while True:
@@ -90,6 +91,7 @@ class _Order:
         cursor = self.start
         while True:
             yield cursor
+            self._feed.nearing(cursor)
             cursor = self._feed.after(cursor)
 
 

@@ -1,9 +1,12 @@
 """An index is made once, is trusted only while it fits its shard, and never runs anything."""
 
+import errno
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from tars import pairs, tar_bytes, written
 
 from forge import notes
+from forge.data import disk
 from forge.data import index as index_module
 from forge.data.index import load, make_index, open_index, save
 from forge.errors import UnusableEnvironment
@@ -149,3 +153,79 @@ def test_saving_that_fails_leaves_nothing(shard, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         save(index, tmp_path / "a.index")
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
+FORK = multiprocessing.get_context("fork")
+
+
+class Indexing:
+    """Processes that open an index, of which each that makes one writes it down and waits for `go`, a file: one that is
+    killed holds nothing of it."""
+
+    def __init__(self, shard, cache):
+        self.shard, self.cache, self.go = shard, cache, cache / "go"
+        self.begun, self.waiting = FORK.Semaphore(0), FORK.Semaphore(0)
+
+    def start(self):
+        process = FORK.Process(target=self.run, daemon=True)
+        process.start()
+        return process
+
+    def run(self):
+        def slowly(path):
+            with open(self.cache / "made", "a") as file:
+                file.write(f"{os.getpid()}\n")
+            self.begun.release()
+            while not self.go.exists():
+                time.sleep(0.005)
+            return make_index(path)
+
+        disk._PATIENCE = 0.0
+        disk.say = lambda sentence: (sentence.startswith("Another process indexes the shards in")
+                                     and str(self.shard.parent) in sentence and self.waiting.release())
+        index_module.make_index = slowly
+        assert open_index(self.shard, self.cache).names == list(MEMBERS)
+
+    def made(self):
+        return (self.cache / "made").read_text().split()
+
+
+def ended(*processes):
+    for process in processes:
+        process.join(60)
+    return [process.exitcode for process in processes]
+
+
+def test_of_several_processes_one_makes_an_index_and_the_others_wait(shard, tmp_path):
+    indexing = Indexing(shard, tmp_path)
+    first = indexing.start()
+    assert indexing.begun.acquire(timeout=60)
+    others = [indexing.start() for _ in range(2)]
+    assert all(indexing.waiting.acquire(timeout=60) for _ in others)
+    indexing.go.touch()
+    assert ended(first, *others) == [0, 0, 0] and indexing.made() == [str(first.pid)]
+    assert not list((tmp_path / "indexing").iterdir())
+
+
+def test_a_process_that_is_killed_while_it_makes_an_index_blocks_nobody(shard, tmp_path):
+    indexing = Indexing(shard, tmp_path)
+    first = indexing.start()
+    assert indexing.begun.acquire(timeout=60)
+    other = indexing.start()
+    assert indexing.waiting.acquire(timeout=60)
+    os.kill(first.pid, signal.SIGKILL)
+    indexing.go.touch()
+    assert ended(first, other) == [-signal.SIGKILL, 0] and indexing.made() == [str(first.pid), str(other.pid)]
+
+
+@pytest.mark.parametrize("lack", ["locks", "cache"])
+def test_without_locks_each_process_makes_its_own(lack, shard, tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    cache = tmp_path
+    if lack == "locks":
+        monkeypatch.setattr("fcntl.flock", refused)
+    else:
+        cache = written(tmp_path / "a_file", b"") / "below"
+    assert open_index(shard, cache).names == list(MEMBERS) and beside(shard).exists()

@@ -17,9 +17,16 @@ def room(folder, max_bytes=100, num_copies=10):
     return Room(folder, max_bytes, num_copies)
 
 
+def claimed(room, name, size, next_use=lambda name: 0.0):
+    """The file to copy into; None: it cannot be claimed."""
+    found = room.claim({name: size}, next_use)
+    assert found is None or found[0] == name
+    return found and found[1]
+
+
 def made(room, name, size, next_use=lambda name: 0.0):
     """Whether there was room, and the copy is there now."""
-    part = room.claim(name, size, next_use)
+    part = claimed(room, name, size, next_use)
     if part is not None:
         part.write_bytes(b"x" * size)
         room.keep(name, part)
@@ -32,14 +39,14 @@ def there(folder):
 
 def test_a_copy_has_its_name_when_it_is_whole_and_one_maker(tmp_path):
     one, other = room(tmp_path), room(tmp_path)
-    part = one.claim("a.tar", 10, lambda name: 0.0)
-    assert other.claim("a.tar", 10, lambda name: 0.0) is None and there(tmp_path) == []
+    part = claimed(one, "a.tar", 10)
+    assert claimed(other, "a.tar", 10) is None and there(tmp_path) == []
     part.write_bytes(b"x" * 4)
     assert other.under_way("a.tar").done == 4 and other.under_way("b.tar") is None
     one.keep("a.tar", part)
     assert there(tmp_path) == ["a.tar"] and not part.exists() and other.under_way("a.tar") is None
-    assert other.claim("a.tar", 10, lambda name: 0.0) is None
-    part = other.claim("b.tar", 10, lambda name: 0.0)
+    assert claimed(other, "a.tar", 10) is None
+    part = claimed(other, "b.tar", 10)
     part.write_bytes(b"x")
     other.give_up("b.tar", part)
     assert not part.exists() and made(one, "b.tar", 10)
@@ -59,15 +66,44 @@ def test_what_is_needed_last_goes_first_and_what_is_wanted_never(tmp_path):
 
 def test_no_more_copies_at_a_time_than_are_allowed(tmp_path):
     one = room(tmp_path, num_copies=2)
-    parts = [one.claim(f"{number}.tar", 1, lambda name: 0.0) for number in range(3)]
+    parts = [claimed(one, f"{number}.tar", 1) for number in range(3)]
     assert [part is not None for part in parts] == [True, True, False]
+
+
+def test_a_claim_takes_the_first_that_can_be_had_in_the_order_of_need(tmp_path):
+    one, other = room(tmp_path), room(tmp_path)
+    one.want(["there.tar"])
+    assert made(one, "there.tar", 50)
+    making = claimed(one, "making.tar", 10)
+    sizes = {"there.tar": 50, "making.tar": 10, "large.tar": 41, "b.tar": 20, "a.tar": 20}
+    assert [other.claim(sizes, lambda name: 0.0)[0] for _ in range(2)] == ["b.tar", "a.tar"]
+    assert other.claim(sizes, lambda name: 0.0) is None
+    one.give_up("making.tar", making)
+    assert other.claim(sizes, lambda name: 0.0)[0] == "making.tar"
+
+
+def test_what_changes_nothing_writes_nothing(tmp_path):
+    one, other = room(tmp_path, num_copies=2), room(tmp_path, num_copies=1)
+    assert made(one, "a.tar", 10)
+    part = claimed(one, "b.tar", 10)
+    before = (tmp_path / "room.json").stat()
+    assert one.claim({"a.tar": 10, "b.tar": 10, "c.tar": 101}, lambda name: 0.0) is None
+    assert other.claim({"c.tar": 10}, lambda name: 0.0) is None, "enough are being made"
+    assert one.claim({}, lambda name: 0.0) is None
+    one.give_up("none.tar", tmp_path / "none.part")
+    one.discard("none.tar")
+    after = (tmp_path / "room.json").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    part.write_bytes(b"x" * 10)
+    one.keep("b.tar", part)
+    assert json.loads((tmp_path / "room.json").read_text())["copies"]["b.tar"]["owner"] == ""
 
 
 def test_what_a_killed_process_left_is_taken_away(tmp_path):
     def half_a_copy(ready):
         here = room(tmp_path)
         here.want(["kept.tar"])
-        here.claim("a.tar", 60, lambda name: 0.0).write_bytes(b"x" * 30)
+        claimed(here, "a.tar", 60).write_bytes(b"x" * 30)
         ready.set()
         signal.pause()
 
@@ -77,7 +113,7 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path):
     process = FORK.Process(target=half_a_copy, args=(ready,), daemon=True)
     process.start()
     assert ready.wait(20)
-    assert ours.claim("a.tar", 60, lambda name: 0.0) is None and len(list(tmp_path.glob("*.part"))) == 1
+    assert claimed(ours, "a.tar", 60) is None and len(list(tmp_path.glob("*.part"))) == 1
     assert not made(ours, "b.tar", 60), "it reads what would have to go"
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)       # ended, though nobody has asked about it: a zombie
@@ -89,7 +125,7 @@ def test_what_a_killed_process_left_is_taken_away(tmp_path):
 def test_a_process_that_ends_between_the_last_two_steps_leaves_a_whole_copy(tmp_path):
     def renamed_only(part):
         here = room(tmp_path)
-        path = here.claim("a.tar", 10, lambda name: 0.0)
+        path = claimed(here, "a.tar", 10)
         path.write_bytes(b"x" * 10)
         os.replace(path, here.place("a.tar"))
         os._exit(0)
@@ -100,7 +136,7 @@ def test_a_process_that_ends_between_the_last_two_steps_leaves_a_whole_copy(tmp_
     ours = room(tmp_path)
     ours.want([])
     said = json.loads((tmp_path / "room.json").read_text())["copies"]["a.tar"]
-    assert said["size"] == 10 and said["owner"] == "" and ours.claim("a.tar", 10, lambda name: 0.0) is None
+    assert said["size"] == 10 and said["owner"] == "" and claimed(ours, "a.tar", 10) is None
 
 
 def test_a_list_that_cannot_be_read_is_made_anew(tmp_path):
@@ -110,6 +146,7 @@ def test_a_list_that_cannot_be_read_is_made_anew(tmp_path):
         (tmp_path / "room.json").write_bytes(broken)
         one.want(["a.tar"])
         assert not made(one, "b.tar", 60) and there(tmp_path) == ["a.tar"]
+        assert json.loads((tmp_path / "room.json").read_text())["copies"]["a.tar"]["size"] == 60
 
 
 def test_many_processes_share_the_room(tmp_path):

@@ -15,6 +15,7 @@ from forge.batch import Cursor
 from forge.batching.packed import Packed
 from forge.data import copying, texts
 from forge.data.pins import Pins
+from forge.data.room import Room
 from forge.data.staging import Staging
 from forge.data.storage import open_file
 from forge.errors import ConfigError, UnusableEnvironment
@@ -114,6 +115,22 @@ def test_the_bound_holds_and_epochs_go_on_in_little_room(folder, staged):
     assert len(seen) == NUM_SHARDS > len(copies(staged))
 
 
+def test_all_that_come_next_are_asked_for_at_once_in_the_order_of_need(folder, staged, monkeypatch):
+    asked, claim = [], Room.claim
+    monkeypatch.setattr(Room, "claim", lambda room, sizes, use: asked.append(list(sizes)) or claim(room, sizes, use))
+    feed = feed_of(folder, staging=staging(staged, ahead=2, copies=1))
+    other = Room(staged, 10**9, 1)
+    _, part = claim(other, {"other.tar": 1}, lambda name: 0.0)          # no other copy is made meanwhile
+    feed.coming(Cursor())
+    until(lambda: len(asked) >= 2)
+    windows, here = feed.source.coming.__self__, feed.source.coming.__self__._here()
+    coming = [windows._shards[number].name for number in windows._following(*here.at)]
+    assert len(coming) == 4 and asked[:2] == [coming, coming]
+    other.give_up("other.tar", part)
+    until(lambda: len(copies(staged)) == 4)
+    assert [len(sizes) for sizes in asked[-4:]] == [4, 3, 2, 1]
+
+
 class Spoilt:
     """A shard whose bytes are not those that were indexed, as storage gives them to the copier."""
 
@@ -198,6 +215,16 @@ def test_what_is_read_out_of_turn_starts_no_copies(folder, staged):
     """A rehearsal before the first update, or an update that is looked at again: nobody goes on from there."""
     feed = feed_of(folder, staging=staging(staged))
     assert feed[Cursor()].batches and feed.source.coming.__self__._here().copier._thread is None
+
+
+def test_the_windows_of_the_next_epoch_are_found_by_the_thread_that_copies(folder, staged):
+    feed = feed_of(folder, staging=staging(staged))
+    windows, ordered = feed.source.coming.__self__, []
+    order = windows._order
+    windows._order = lambda seed, epoch: ordered.append((epoch, threading.current_thread().name)) or order(seed, epoch)
+    feed.coming(Cursor())
+    until(lambda: len(copies(staged)) == 2)
+    assert ordered == [(0, "MainThread"), (1, "copier")]
 
 
 def test_a_copy_that_goes_bad_is_thrown_away_and_the_shard_is_read(folder, staged, caplog):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from forge.batch import Cursor
 from forge.batching.fixed import Fixed
 from forge.dataloader.simple import Simple
 from forge.dataloader.webdataset import Workers
-from forge.errors import UnreadableError
+from forge.errors import ConfigError, UnreadableError
 from forge.feed import Feed
 from forge.hardware import Topology
 
@@ -125,6 +126,51 @@ def test_reading_begins_anew_elsewhere(persistent):
         reader.close()
     assert all(len(each) == 2 for each in processes)
     assert len(set.union(*processes)) == (2 if persistent else 6)
+
+
+class Planned(Fixed):
+    """Writes down where each epoch is planned."""
+
+    path = None
+
+    def plan(self, source, seed, epoch, global_batch):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()} {epoch} {threading.current_thread().name}\n")
+        return super().plan(source, seed, epoch, global_batch)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("option, processes", [(Simple(), 1), (workers(0), 1), (workers(1), 2), (workers(3), 4)])
+def test_every_process_plans_the_epochs_that_follow_in_a_thread_and_leaves_none(option, processes, tmp_path):
+    batching = Planned(16, True)
+    object.__setattr__(batching, "path", tmp_path / "planned")
+    reader = option.build(feed(batching=batching), ALONE)
+    try:
+        assert_equal(list(itertools.islice(reader, 40)), list(itertools.islice(Simple().build(feed(), ALONE), 40)))
+    finally:
+        reader.close()
+    assert "planner" not in [thread.name for thread in threading.enumerate()]
+    lines = [line.split() for line in (tmp_path / "planned").read_text().splitlines()]
+    assert len({process for process, _, _ in lines}) == processes
+    assert {(int(epoch) > 0, name) for _, epoch, name in lines} == {(False, "MainThread"), (True, "planner")}
+    assert {int(epoch) for _, epoch, _ in lines} >= {0, 1, 2}
+
+
+def test_a_plan_that_fails_ahead_ends_the_reading_where_its_epoch_begins(tmp_path):
+    class Short(Fixed):
+        def plan(self, source, seed, epoch, global_batch):
+            if epoch == 2:
+                raise ConfigError("no second epoch")
+            return super().plan(source, seed, epoch, global_batch)
+
+    for option in (Simple(), workers(0), workers(2)):
+        reader, arrived = option.build(feed(batching=Short(16, True)), ALONE), []
+        with pytest.raises(ConfigError, match="no second epoch"):
+            for work in reader:
+                arrived.append(work)
+        reader.close()
+        assert_equal(arrived, list(itertools.islice(Simple().build(feed(), ALONE), len(arrived))))
+        assert len(arrived) == 34 or isinstance(option, Workers)
 
 
 def test_closing_ends_the_workers():
