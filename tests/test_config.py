@@ -29,9 +29,11 @@ def test_every_option_composes_and_lives_in_the_package_of_its_group(file):
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS, ids=lambda file: file.stem)
-def test_every_experiment_composes(file):
+def test_every_experiment_composes(file, tmp_path):
     name = file.relative_to(Path(conf_dir()) / "experiment").with_suffix("")
-    yours = ["data.train=ids.npy"] if file.parent.name == "rows" else []
+    ids = tmp_path / "ids.npy"
+    ids.touch()
+    yours = [f"data.train={ids}"] if file.parent.name == "rows" else []
     check(realise(composed(f"experiment={name}", *yours)))
 
 
