@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import composed
 
@@ -32,7 +33,7 @@ def test_every_option_composes_and_lives_in_the_package_of_its_group(file):
 def test_every_experiment_composes(file, tmp_path):
     name = file.relative_to(Path(conf_dir()) / "experiment").with_suffix("")
     ids = tmp_path / "ids.npy"
-    ids.touch()
+    np.save(ids, np.arange(9, dtype=np.uint16))
     yours = [f"data.train={ids}"] if file.parent.name == "rows" else []
     check(realise(composed(f"experiment={name}", *yours)))
 
