@@ -178,6 +178,9 @@ def in_a_sentence(error: Exception) -> str:
         noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")
         lines = [line.strip() for line in message.splitlines()]
         return " ".join(line for line in lines if line and not line.startswith((*noise, "provider=")))
+    if key in _known_keys():
+        return (f"{key}: the value names settings that {key} does not have here. To put others in their place, "
+                f"write '~{key}' and '+{key}=VALUE'.")
     return (f"{key} is not a setting.{did_you_mean(key, _known_keys())} "
             f"(python -m forge.train --help lists the groups; --cfg job prints every setting.)")
 

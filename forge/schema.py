@@ -81,7 +81,8 @@ def _union(wanted: Any, value: Any, path: str, mistakes: list[str]) -> Any:
             return made
     if len(options) > 1 and all(option in _PLAIN or get_origin(option) is Literal for option in options):
         attempts = [[f"{path}={_shown(value)}: {', or '.join(map(_name, options))} is wanted."]]
-    mistakes += attempts[0] if attempts else []
+    closest: list[str] = min(attempts, key=len) if attempts else []
+    mistakes += closest
     return None
 
 

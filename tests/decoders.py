@@ -10,7 +10,8 @@ from forge.attention.eager import Eager
 from forge.config import conf_dir
 from forge.loss.plain import Plain
 from forge.model import Parts
-from forge.model.decoder import Decoder, DenseFirst, Latent, Llama3Scaling, Rotary
+from forge.model.decoder import Decoder, DenseFirst, Latent
+from forge.model.positions import Llama3Scaling, Rotary
 from forge.model.vlm import VLM
 from forge.moe_router.loop import Loop
 from forge.operators.native import Native

@@ -76,6 +76,8 @@ LINES = [
     (["experiment=null"], ["experiment=null: the name of an option is wanted", "leave the word out"]),
     (["steps=${nothing}"], ["steps", "'nothing' not found"]),
     (["steps=${oc.env:FORGE_NOT_SET}"], ["steps", "FORGE_NOT_SET"]),
+    (["model=llama_1b", "model.rotary.scaling={factor: 2, beta_fast: 32}"],
+     ["model.rotary.scaling: the value names settings", "write '~model.rotary.scaling' and '+model.rotary.scaling"]),
     (["optimizer.beta1=1.5"], ["optimizer.beta1=1.5: at least 0 and less than 1 is wanted."]),
     (["attention=flash", "hardware=gpu"], ["attention=flash", "add precision=bf16"]),
     (["comm.static_graph=true", "micro_batch=2"], ["comm.static_graph=true", "set comm.static_graph=false"]),

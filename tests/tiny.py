@@ -9,7 +9,8 @@ from forge.attention.sdpa import SDPA
 from forge.batch import Batch
 from forge.loss.plain import Plain
 from forge.model import Parts
-from forge.model.decoder import Decoder, Rotary
+from forge.model.decoder import Decoder
+from forge.model.positions import Rotary
 from forge.moe_router.sorted import Sorted
 from forge.operators.native import Native
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from forge.errors import ForgeError
 from forge.model import Parts
+from forge.model.positions import Rotary, YaRN
 from forge.moe_router import Routing
 from forge.operators import Activation, Norm
 from forge.schema import shown
@@ -22,33 +23,6 @@ Family = Literal["gpt2", "llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen3_m
 Gate = Literal["none", "head", "element"]
 QKNorm = Literal["none", "head", "width"]
 Biases = bool | Literal["qkv"]
-
-
-@dataclass(frozen=True)
-class Llama3Scaling:
-    """Longer contexts from shorter training (Llama 3.1): slow rotations are slowed by `factor`, fast ones kept.
-
-    Wavelengths above original_max_length / low_freq_factor tokens are slow, those below
-    original_max_length / high_freq_factor fast, and those between blended.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_length: int
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Rotary position embedding (Su et al. 2021).
-
-    base: the slowest rotation takes about 2 pi * base tokens. interleaved: neighbours in a head are rotated against
-    each other (DeepSeek); false: its first half against its second (Llama, in Hugging Face's layout).
-    """
-
-    base: float
-    interleaved: bool
-    scaling: Llama3Scaling | None
 
 
 @dataclass(frozen=True)
@@ -182,6 +156,8 @@ class Decoder:
         if self.rotary is not None and self.rotated_width % 2:
             name = "head_width" if self.latent is None else "latent.rotary_width"
             yield f"model.{name}={self.rotated_width} is odd, and rotary positions turn pairs: make it even."
+        if self.rotary is not None and isinstance(self.rotary.scaling, YaRN):
+            yield from self.rotary.scaling.problems(self.latent is not None)
         if self.window is not None and self.window < 1:
             yield f"model.window={self.window}: at least 1 is wanted, or null for all tokens before."
         for name, value in (("init_std", self.init_std), ("eps", self.eps), ("clip_qkv", self.clip_qkv),

@@ -1,8 +1,6 @@
 """What each family's config.json calls the settings of the decoder, and back.
 
 `fields` reads, `settings` writes; what is lost between the two is found by forge.model.huggingface, which compares.
-Rotary settings are read in the form of transformers 5 (rope_parameters) and of the released checkpoints (rope_theta,
-rope_scaling), and written in the latter, which both understand.
 """
 
 from __future__ import annotations
@@ -10,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from forge.errors import ConfigError, UnreadableError
-from forge.model.decoder import Decoder, Family, Rotary
+from forge.model.decoder import Decoder, Family
+from forge.model.rotary_families import rotary_fields, rotary_settings
 from forge.moe_router import Routing
 
 Settings = dict[str, Any]
@@ -74,7 +73,7 @@ def _llama_fields(settings: Settings, family: Family) -> Settings:
         "kv_heads": settings.get("num_key_value_heads") or heads,
         "head_width": settings.get("head_dim") or width // heads,
         "hidden": settings["moe_intermediate_size" if narrow else "intermediate_size"],
-        "norm": "rms", "eps": settings["rms_norm_eps"], "rotary": _rotary_fields(settings),
+        "norm": "rms", "eps": settings["rms_norm_eps"], "rotary": rotary_fields(settings),
         "max_length": settings["max_position_embeddings"], "activation": "swiglu", "biases": biases,
         "qk_norm": {"olmoe": "width", "qwen3": "head", "qwen3_moe": "head", "dots1": "head"}.get(family, "none"),
         "clip_qkv": settings.get("clip_qkv") if family == "olmoe" else None,
@@ -93,7 +92,7 @@ def _llama_settings(decoder: Decoder) -> Settings:
         "head_dim": decoder.head_width, "intermediate_size": decoder.hidden, "hidden_act": "silu",
         "rms_norm_eps": decoder.eps, "max_position_embeddings": decoder.max_length,
         "tie_word_embeddings": decoder.tied, "initializer_range": decoder.init_std,
-        "attention_dropout": decoder.dropout, **_rotary_settings(decoder.rotary)}
+        "attention_dropout": decoder.dropout, **rotary_settings(decoder.rotary)}
     if decoder.family != "mixtral":
         settings["attention_bias"] = decoder.biases is True and decoder.family not in DEEPSEEK
     if decoder.family == "llama":
@@ -109,33 +108,6 @@ def _llama_settings(decoder: Decoder) -> Settings:
         "mixtral": {"sliding_window": decoder.window}, "olmoe": {"clip_qkv": decoder.clip_qkv},
         "qwen3_moe": {"moe_intermediate_size": decoder.hidden}}
     return settings | own[decoder.family] | _routing_settings(decoder.routing, decoder.family, decoder.layers)
-
-
-def _rotary_fields(settings: Settings) -> Settings:
-    stated: Settings = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    usual = 1e6 if settings["model_type"] == "mixtral" else 1e4
-    base = stated.get("rope_theta", settings.get("rope_theta", usual))
-    kind = stated.get("rope_type", stated.get("type", "default"))
-    if kind not in ("default", "llama3") or stated.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnreadableError(f"Rotary positions scaled by {stated} are not computed; known are default and llama3.")
-    scaling = None if kind == "default" else {
-        "factor": stated["factor"], "low_freq_factor": stated["low_freq_factor"],
-        "high_freq_factor": stated["high_freq_factor"],
-        "original_max_length": stated["original_max_position_embeddings"]}
-    # DeepSeek's own code always interleaves, and states nothing.
-    interleaved = settings["model_type"] == "deepseek_v3" and settings.get("rope_interleave", True)
-    return {"base": base, "interleaved": interleaved, "scaling": scaling}
-
-
-def _rotary_settings(rotary: Rotary | None) -> Settings:
-    if rotary is None:
-        raise ConfigError("This model.family has no place for learned positions (model.rotary=null).")
-    if rotary.scaling is None:
-        return {"rope_theta": rotary.base, "rope_scaling": None}
-    return {"rope_theta": rotary.base, "rope_scaling": {
-        "rope_type": "llama3", "factor": rotary.scaling.factor, "low_freq_factor": rotary.scaling.low_freq_factor,
-        "high_freq_factor": rotary.scaling.high_freq_factor,
-        "original_max_position_embeddings": rotary.scaling.original_max_length}}
 
 
 def _routing_fields(settings: Settings, family: Family) -> Settings | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from forge.model import Parts
 from forge.model.decoder import Decoder
+from forge.model.positions import YaRN
 from forge.model.rotary import rotate
 from forge.model.self_attention import project
 
@@ -26,7 +27,8 @@ class LatentAttention(nn.Module):
         super().__init__()
         assert decoder.latent is not None and decoder.rotary is not None
         self.decoder, self.attend, self.latent = decoder, parts.attention, decoder.latent
-        self.interleaved = decoder.rotary.interleaved
+        self.interleaved, scaling = decoder.rotary.interleaved, decoder.rotary.scaling
+        self.of_scores = scaling.of_scores if isinstance(scaling, YaRN) else 1.0
         self.cut = [decoder.head_width - self.latent.rotary_width, self.latent.rotary_width]    # of a query or key
         self.narrow = getattr(parts.attention, "narrow_values", False)
         queries = decoder.heads * decoder.head_width
@@ -46,6 +48,8 @@ class LatentAttention(nn.Module):
         plain, turned = self._heads(q).split(self.cut, dim=-1)
         plain_key, v = self._heads(self.kv_up(self.kv_norm(kv))).split([self.cut[0], self.latent.value_width], dim=-1)
         q = torch.cat([plain, rotate(turned, rotation, self.interleaved)], dim=-1)
+        if self.of_scores != 1:
+            q = q * self.of_scores
         turned_key = rotate(turned_key.unsqueeze(1), rotation, self.interleaved)
         k = torch.cat([plain_key, turned_key.expand(-1, self.decoder.heads, -1, -1)], dim=-1)
         heads = self._attend(q, k, v, plan)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.model.decoder import Llama3Scaling, Rotary
+from forge.model.positions import Llama3Scaling, Rotary, YaRN
 
 
 class RotaryEmbedding(nn.Module):
@@ -24,12 +24,18 @@ class RotaryEmbedding(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         angles = positions.unsqueeze(-1).float() * self.frequencies
-        return torch.stack([angles.cos(), angles.sin()]).unsqueeze(2)
+        rotation = torch.stack([angles.cos(), angles.sin()]).unsqueeze(2)
+        scaling = self.rotary.scaling
+        return rotation * scaling.amplitude if isinstance(scaling, YaRN) else rotation
 
     def _make(self, device: torch.device | None) -> Tensor:
         exponents = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=device) / self.head_width
         frequencies = 1.0 / self.rotary.base**exponents
-        return frequencies if self.rotary.scaling is None else stretch(frequencies, self.rotary.scaling)
+        if self.rotary.scaling is None:
+            return frequencies
+        if isinstance(self.rotary.scaling, YaRN):
+            return stretch_by_place(frequencies, self.rotary.scaling, self.rotary.base)
+        return stretch(frequencies, self.rotary.scaling)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """A model that is cast keeps exact frequencies: bfloat16 would put distant tokens radians off."""
@@ -54,3 +60,20 @@ def stretch(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     keep = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0, 1)
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+
+
+def stretch_by_place(frequencies: Tensor, scaling: YaRN, base: float) -> Tensor:
+    """The same as YaRN scales them."""
+    pairs = len(frequencies)
+
+    def place(rotations: float) -> float:
+        """Of the pair that turns so often in the original context."""
+        return pairs * math.log(scaling.original_max_length / (rotations * 2 * math.pi)) / math.log(base)
+
+    first, last = place(scaling.beta_fast), place(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    places = torch.arange(pairs, dtype=torch.float32, device=frequencies.device)
+    slowed = ((places - first) / (last - first or 0.001)).clamp(0, 1)
+    return slowed * frequencies / scaling.factor + (1 - slowed) * frequencies

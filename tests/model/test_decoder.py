@@ -21,6 +21,7 @@ from forge.errors import ConfigError
 from forge.loss.chunked import Chunked
 from forge.model.decoder import DenseFirst, Latent
 from forge.model.latent import LatentAttention
+from forge.model.positions import Rotary, YaRN
 from forge.moe_router.sorted import Sorted
 from forge.passes.turns import seed
 
@@ -269,6 +270,12 @@ def _problems(decoder):
     return list(decoder.problems(SimpleNamespace(sequence_length=16)))
 
 
+def _stretched(**changes):
+    scaling = YaRN(**{"factor": 8.0, "original_max_length": 64, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+                      "amplitude": 1.2, "mscale_all_dim": 0.0} | changes)
+    return replace(LLAMA, rotary=Rotary(10000.0, False, scaling))
+
+
 @pytest.mark.parametrize("decoder, words", [
     (replace(LLAMA, kv_heads=3), "model.heads=4 is no multiple of model.kv_heads=3"),
     (replace(LLAMA, head_width=7), "model.head_width=7 is odd"),
@@ -292,6 +299,9 @@ def _problems(decoder):
     (_latent(latent=Latent(8, 8, 12, 8, 1e-6)), "model.latent.rotary_width=12 leaves nothing of model.head_width=12"),
     (_latent(latent=Latent(8, 8, 4, 13, 1e-6)), "model.latent.value_width=13 is more than model.head_width=12"),
     (_latent(latent=Latent(8, 8, 4, 8, 0.0)), "model.latent.eps=0.0"),
+    (_stretched(factor=0.5), "model.rotary.scaling.factor=0.5"), (_stretched(beta_slow=40.0), "scaling.beta_slow=40 is"),
+    (_stretched(original_max_length=0), "scaling.original_max_length=0"), (_stretched(amplitude=0.0), "amplitude=0:"),
+    (_stretched(mscale_all_dim=1.0), "model.rotary.scaling.mscale_all_dim=1 is of model.latent, which is null"),
     (replace(LLAMA, weights="/nowhere"), "model.weights=/nowhere: /nowhere is not a Hugging Face folder")])
 def test_problems_name_setting_value_and_mend(decoder, words):
     (problem,) = _problems(decoder)

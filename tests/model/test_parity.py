@@ -44,6 +44,8 @@ LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "
          "eos_token_id": 1, "pad_token_id": None, "attn_implementation": "eager"}
 SCALED = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}       # so that of 4 frequencies one is kept, one blended, two slowed
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 64,
+        "beta_fast": 4.0}                                   # one kept, one slowed, others blended
 # Where 2 * hidden or hidden is the width, or a latent's projection is square, a transposed matrix would fit as well.
 DEEPSEEK = {**LLAMA, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "n_group": 4,
             "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "first_k_dense_replace": 1,
@@ -59,6 +61,10 @@ MODELS = {
         embd_pdrop=0.0, attn_pdrop=0.0, activation_function="gelu", tie_word_embeddings=False,
         attn_implementation="sdpa")),
     "llama_rope_scaling": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, rope_parameters=SCALED)),
+    "llama_yarn": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, rope_parameters=YARN)),
+    "qwen3_moe_yarn_between_places": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        **LLAMA, head_dim=12, moe_intermediate_size=20, num_experts=6, num_experts_per_tok=3, rope_parameters={
+            **YARN, "truncate": False, "attention_factor": 1.3})),
     "llama_biases_tied": lambda: LlamaForCausalLM(LlamaConfig(
         **LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA)),
@@ -80,6 +86,8 @@ MODELS = {
     "deepseek_v3_square_halves": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT | {
         "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1, "kv_lora_rank": 32, "q_lora_rank": 32,
         "qk_nope_head_dim": 4, "v_head_dim": 4, "rope_interleave": False, "first_k_dense_replace": 2})),
+    "deepseek_v3_yarn": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT | {
+        "qk_rope_head_dim": 8, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}})),
     "deepseek_v3_full_queries": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT | {
         "q_lora_rank": None, "v_head_dim": 12, "n_group": 2, "topk_group": 2, "tie_word_embeddings": True})),
 }

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError, UnreadableError
 from forge.model import weights
-from forge.model.decoder import Rotary
 from forge.model.families import DEEPSEEK
 from forge.model.huggingface import decoder_of, differences, read_config, settings_of
 from forge.model.layouts import layouts
+from forge.model.positions import Rotary
 from forge.model.weights import companions, load_weights, save_weights
 from forge.moe_router import Routing
 
@@ -119,7 +119,8 @@ def test_layers_that_predict_further_tokens_are_not_read_and_it_is_said(tmp_path
     ("dots1", {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_window=4 in"),
     ("deepseek_v3", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
      "weights in the format 'fp8' .*; convert them to bfloat16 first"),
-    ("deepseek_v3", {"rope_scaling": {"type": "yarn", "factor": 40}}, "Rotary positions scaled by .*yarn"),
+    ("deepseek_v3", {"rope_scaling": {"type": "dynamic", "factor": 40}}, "Rotary positions scaled by .*dynamic"),
+    ("deepseek_v3", {"rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 16}}, None),
     ("deepseek_v3", {"n_group": None, "topk_group": None}, None),
     ("dots1", {"sliding_window": 4, "max_window_layers": 2, "n_shared_experts": None}, None),
     ("dots1", {"scoring_func": "sigmoid"}, None),
@@ -271,7 +272,7 @@ DAMAGE = {
     "config_list": (lambda folder: (folder / "config.json").write_text("[]"), "known are gpt2, llama"),
     "unknown_family": (_edit_config(model_type="mamba"), "model_type='mamba'"),
     "not_computed": (_edit_config(hidden_act="relu"), "does not compute: hidden_act='relu'"),
-    "unknown_rope": (_edit_config(rope_scaling={"rope_type": "yarn"}), "Rotary positions scaled by"),
+    "unknown_rope": (_edit_config(rope_scaling={"rope_type": "longrope"}), "Rotary positions scaled by"),
     "size_missing": (_edit_config(hidden_size=None), "does not fit|does not state"),
     "no_heads": (_edit_config(num_attention_heads=0, head_dim=None), "does not fit"),
     "rope_is_text": (_edit_config(rope_scaling="long"), "does not fit"),
