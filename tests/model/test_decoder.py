@@ -299,7 +299,8 @@ def _stretched(**changes):
     (_latent(latent=Latent(8, 8, 12, 8, 1e-6)), "model.latent.rotary_width=12 leaves nothing of model.head_width=12"),
     (_latent(latent=Latent(8, 8, 4, 13, 1e-6)), "model.latent.value_width=13 is more than model.head_width=12"),
     (_latent(latent=Latent(8, 8, 4, 8, 0.0)), "model.latent.eps=0.0"),
-    (_stretched(factor=0.5), "model.rotary.scaling.factor=0.5"), (_stretched(beta_slow=40.0), "scaling.beta_slow=40 is"),
+    (_stretched(factor=0.5), "model.rotary.scaling.factor=0.5"),
+    (_stretched(beta_slow=40.0), "scaling.beta_slow=40 is"),
     (_stretched(original_max_length=0), "scaling.original_max_length=0"), (_stretched(amplitude=0.0), "amplitude=0:"),
     (_stretched(mscale_all_dim=1.0), "model.rotary.scaling.mscale_all_dim=1 is of model.latent, which is null"),
     (replace(LLAMA, weights="/nowhere"), "model.weights=/nowhere: /nowhere is not a Hugging Face folder")])
