@@ -23,6 +23,7 @@ CASES = {       # ranks; words of both runs; words of the ranks' run
     "2 ranks": (2, [*ADAMW, *JUDGED], ["micro_batch=2"]),
     "2 ranks, recomputed": (2, ADAMW, ["micro_batch=6", "checkpointing=full"]),
     "2 ranks, recomputed in part": (2, ADAMW, ["micro_batch=3", "checkpointing=selective", "moe_router=loop"]),
+    "2 ranks, compiled": (2, ADAMW, ["compile=blocks", "micro_batch=6"]),
     "4 ranks, a shared expert": (4, [*ADAMW, *SHARED], ["micro_batch=1"]),
     "4 ranks in one group": (4, ["optimizer=muon", f"optimizer.adamw.eps={EPS}"], ["micro_batch=3", "parallel.size=4"]),
 }
