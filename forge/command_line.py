@@ -173,6 +173,7 @@ def in_a_sentence(error: Exception) -> str:
         word = re.search(r"override '([^'=]*)'", said)
         if word is not None:
             return f"{word.group(1)!r}: SETTING=VALUE or GROUP=OPTION is wanted."
+        said = re.sub(r"^\w+Exception: (.*)", r"\1 has signs that mean something else here", said)
         return f"{said}. Quote a value with spaces, commas or other signs: 'key=\"value\"'."
     if key is None:
         noise = ("full_key:", "object_type=", "reference_type=", "To append", "Config search path")

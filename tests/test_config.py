@@ -16,14 +16,15 @@ from forge.errors import ConfigError
 NO_GROUP = ("experiment", "bench", "verify")        # the last two: what commands of these names are told, and no run
 FILES = sorted(file for file in Path(conf_dir()).glob("*/*.yaml") if file.parent.name not in NO_GROUP)
 # What the default model has not, and these take from the model.
-OF_OTHER_MODELS = {"augment": ["augment.size=8", "augment.mean=[0,0,0]", "augment.std=[1,1,1]"]}
+OF_OTHER_MODELS = {"augment": ["augment.size=8", "augment.mean=[0,0,0]", "augment.std=[1,1,1]"],
+                   "data=pictures": ["data.conversation.picture_size=8"]}
 EXPERIMENTS = sorted(Path(conf_dir()).glob("experiment/**/*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}={file.stem}")
 def test_every_option_composes_and_lives_in_the_package_of_its_group(file):
     group = file.parent.name
-    more = OF_OTHER_MODELS.get(group, []) if file.stem != "none" else []
+    more = OF_OTHER_MODELS.get(f"{group}={file.stem}", OF_OTHER_MODELS.get(group, []) if file.stem != "none" else [])
     config = realise(composed(f"{group}={file.stem}" if group != "tracker" else f"tracker=[{file.stem}]", *more))
     part = config.tracker.options[file.stem] if group == "tracker" else getattr(config, group)
     assert type(part).__module__.split(".")[:2] == ["forge", group]
