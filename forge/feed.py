@@ -77,7 +77,7 @@ class Feed:
             self._plans.prepare(cursor.epoch + 1)
 
     def close(self) -> None:
-        """Waits for a plan that is being made: no thread is left."""
+        """See Plans.close."""
         self._plans.close()
 
     @cached_property

@@ -156,7 +156,7 @@ pictures() {
 
 rows() {
     local words steps='' kind
-    words=$("$PYTHON" scripts/skewed_tokens.py "$out/tokens" 2>"$out/rows_lengths.txt")
+    words=$("$PYTHON" scripts/skewed_tokens.py "$out/tokens" 2>"$out/rows_lengths.txt") || return
     # With the steps, since the default model knows no such tokens.
     for kind in padded bucketed packed; do
         steps+=${steps:+,}"'experiment=rows/$kind $words data.cache=$out/tokens'"

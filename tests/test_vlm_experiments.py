@@ -48,9 +48,9 @@ def test_a_step_changes_what_its_name_says(step):
     assert {key: after[key] for key in before.keys() & after.keys() if before[key] != after[key]} == CHANGES[step]
 
 
-@pytest.mark.parametrize("step", [0, *CHANGES])
+@pytest.mark.parametrize("step", [0, 1, 5, 6])
 def test_a_step_trains(step, tmp_path):
-    """As it stands but for its size, and for what a CPU has no kernel of."""
+    """As it stands but for its size, and for what a CPU has no kernel of; those between differ in that alone."""
     small = ["model.width=32", "model.hidden=32", "model.heads=2", "model.kv_heads=1", "model.head_width=16",
              "model.vocab_size=300", "model.vision.width=24", "model.vision.heads=2", "model.vision.hidden=24",
              "data.conversation.tokens_per_picture=4", "data.conversation.picture_size=16", "data.num_pictures=40",

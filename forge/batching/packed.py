@@ -35,7 +35,8 @@ class Packed:
 
     def plan(self, source: Source, seed: int, epoch: int, global_batch: int) -> Plan:
         parts = parts_of(source, self.sequence_length, seed, epoch)
-        pools = [best_fit(parts.sizes[first:first + self.pool], self.sequence_length, first)
+        every = parts.sizes
+        pools = [best_fit(every[first:first + self.pool], self.sequence_length, first)
                  for first in range(0, len(parts), self.pool)]
         rows = [row for pool in pools for row in pool]
         blocks = np.repeat(parts.blocks[::self.pool], [len(pool) for pool in pools])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     Make = Callable[[int], Plan]        # of an epoch: a pure function
 
 _KEPT = 3       # the epoch before, this one and the next
+_PATIENCE = 2.0 # seconds that closing waits: what a run ends with must not be the plan of an epoch that never comes
 
 
 class Plans:
@@ -45,9 +46,9 @@ class Plans:
         self._ahead.start()
 
     def close(self) -> None:
-        """No thread is left."""
+        """No thread is left, but for a plan that takes long: it ends with the process."""
         if self._ahead is not None:
-            self._ahead.join()
+            self._ahead.join(_PATIENCE)
 
 
 class _Ahead(threading.Thread):

@@ -72,15 +72,19 @@ class Copier:
                     self._changed.wait()
                 said = self._said
             assert said is not None
-            try:
-                self._follow(said)
-            except Exception as error:      # the copies are a convenience: no fault of theirs may end a run
-                self._failed(f"{self.room.folder} cannot be used ({error})")
+            try:                            # the copies are a convenience: no fault of theirs may end a run
+                aim = said()
+            except Exception as error:
+                self._failed(f"what is read next cannot be planned ({error})")
+            else:
+                try:
+                    self._follow(said, aim)
+                except Exception as error:
+                    self._failed(f"{self.room.folder} cannot be used ({error})")
             done = said
 
-    def _follow(self, said: Callable[[], Aim]) -> None:
+    def _follow(self, said: Callable[[], Aim], aim: Aim) -> None:
         """Until all is there, or the reader wants something else."""
-        aim = said()
         self.room.want(aim.wanted)
         failures: Counter[str] = Counter()
         left = self._into_memory(aim.ahead)

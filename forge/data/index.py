@@ -89,11 +89,10 @@ def _alone(path: Location, cache: Path) -> Iterator[None]:
     """No other process with this cache folder indexes the shard meanwhile. Only saves work: where the cache cannot be
     written, each process does it."""
     lock = cache / "indexing" / f"{_digest(path)}.lock"
-    folder = str(path).rpartition("/")[0]
     with ExitStack() as held:
         with suppress(OSError):
             lock.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(lock, f"Another process indexes the shards in {folder}: waiting for it."))
+            held.enter_context(locked(lock, f"Another process indexes {path}: waiting for it."))
             held.callback(lock.unlink, missing_ok=True)     # who waits on it finds the index made
         yield
 

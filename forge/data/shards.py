@@ -131,6 +131,7 @@ class Shards:
         if self.staging is not None:
             yield from self.staging.problems(self.shuffle_shards)
         yield from self._problems_of_weights()
+        yield from self._problems_of_texts()
         yield from self._problems_of_fields()
         yield from self._problems_of_idle_fields(config)
         yield from vocabulary_problems(self.tokenizer, config)
@@ -146,6 +147,12 @@ class Shards:
         for name, weight in (self.weights or {}).items():
             if weight <= 0:
                 yield f"data.weights.{name}={weight}: more than 0 is wanted; leave out of data.train what is not"
+
+    def _problems_of_texts(self) -> Iterator[str]:
+        talk = self.conversation.messages_field if self.conversation is not None else None
+        for setting, names in (("text_field", self.text_field), ("conversation.messages_field", talk)):
+            if names is not None and "*" in names:
+                yield f"data.{setting}={names} may be many fields: name one, or several with ; of which one is taken"
 
     def _problems_of_fields(self) -> Iterator[str]:
         for name in self._others():

@@ -90,9 +90,16 @@ class Drops:
         return self.bad.total() + self.before.total()
 
     def _judge(self, dropped: Dropped, num_bad: int, num_tried: int) -> None:
-        here = dropped.sentence(self.bad)
-        elsewhere = "before the run was resumed" if self.before else "on other ranks"
-        dropped.judge(num_bad, num_tried, here or f"{elsewhere}, see log.txt")
+        others = num_bad - self._num_bad()
+        named = [dropped.sentence(self.bad), _sentence(self.before, "before the run was resumed"),
+                 f"{others} on other ranks, see log.txt" if others > 0 else ""]
+        dropped.judge(num_bad, num_tried, "; ".join(filter(None, named)))
+
+
+def _sentence(counts: Mapping[tuple[str, str], int], where: str) -> str:
+    """"" where there are none."""
+    told = [f"{count} for {reason} in {shard}" for (reason, shard), count in sorted(counts.items())]
+    return f"{where}: {', '.join(told)}" if told else ""
 
 
 def _by_shard(counts: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

@@ -181,8 +181,8 @@ class Indexing:
             return make_index(path)
 
         disk._PATIENCE = 0.0
-        disk.say = lambda sentence: (sentence.startswith("Another process indexes the shards in")
-                                     and str(self.shard.parent) in sentence and self.waiting.release())
+        disk.say = lambda sentence: (sentence.startswith(f"Another process indexes {self.shard}: ")
+                                     and self.waiting.release())
         index_module.make_index = slowly
         assert open_index(self.shard, self.cache).names == list(MEMBERS)
 

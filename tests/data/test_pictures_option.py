@@ -8,8 +8,8 @@ from conftest import train_here
 pytest.importorskip("PIL")
 
 SMALL = ["model=vlm_tiny", "data=pictures", "batching=packed", "sequence_length=96", "global_batch=2", "micro_batch=2",
-         "steps=2", "hardware=cpu", "tracker=[]", "tracker.every=1", "evaluation=none", "snapshot=none", "model.layers=1",
-         "model.vision.layers=1"]
+         "steps=2", "hardware=cpu", "tracker=[]", "tracker.every=1", "evaluation=none", "snapshot=none",
+         "model.layers=1", "model.vision.layers=1"]
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,11 @@ def test_a_missing_heldout_is_a_problem_of_its_own(folder):
     assert "data.heldout=" in problem and "does not exist" in problem
 
 
+def test_a_text_that_may_be_many_fields_is_a_problem(folder):
+    (problem,) = option(folder, text_field="t*").problems(CONFIG)
+    assert problem.startswith("data.text_field=t* may be many fields: name one, or several with ;")
+
+
 def test_a_fraction_without_sense_is_a_problem(folder):
     (problem,) = option(folder, heldout_fraction=1.0).problems(CONFIG)
     assert "data.heldout_fraction=1.0" in problem

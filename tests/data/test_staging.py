@@ -245,8 +245,15 @@ def test_a_folder_that_cannot_be_used_is_told_and_shards_are_read(folder, tmp_pa
     feed = feed_of(folder, staging=staging(tmp_path / "file"))
     copier = feed.source.coming.__self__._here().copier
     assert tensors(feed, 1) == tensors(feed_of(folder), 1)
-    until(lambda: copier.num_failed)
-    assert f"{tmp_path / 'file'} cannot be used" in caplog.text
+    until(lambda: f"{tmp_path / 'file'} cannot be used" in caplog.text)
+    assert copier.num_failed
+
+
+def test_a_plan_that_fails_is_told_as_what_it_is(folder, staged, caplog):
+    copier = feed_of(folder, staging=staging(staged)).source.coming.__self__._here().copier
+    copier.aim(lambda: 1 // 0)
+    until(lambda: "what is read next cannot be planned (integer" in caplog.text)
+    assert copier.num_failed and "cannot be used" not in caplog.text
 
 
 def test_more_than_the_disk_has_is_refused(folder, staged, monkeypatch):

@@ -157,20 +157,21 @@ def test_every_process_plans_the_epochs_that_follow_in_a_thread_and_leaves_none(
 
 
 def test_a_plan_that_fails_ahead_ends_the_reading_where_its_epoch_begins(tmp_path):
+    """Or, with workers, by what they have under way before that."""
     class Short(Fixed):
         def plan(self, source, seed, epoch, global_batch):
             if epoch == 2:
                 raise ConfigError("no second epoch")
             return super().plan(source, seed, epoch, global_batch)
 
-    for option in (Simple(), workers(0), workers(2)):
+    for option, least in ((Simple(), 34), (workers(0), 34), (workers(2), 34 - 2 * workers(2).prefetch_factor)):
         reader, arrived = option.build(feed(batching=Short(16, True)), ALONE), []
         with pytest.raises(ConfigError, match="no second epoch"):
             for work in reader:
                 arrived.append(work)
         reader.close()
         assert_equal(arrived, list(itertools.islice(Simple().build(feed(), ALONE), len(arrived))))
-        assert len(arrived) == 34 or isinstance(option, Workers)
+        assert least <= len(arrived) <= 34
 
 
 def test_closing_ends_the_workers():

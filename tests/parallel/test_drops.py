@@ -6,11 +6,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import train_here
 from ranks import train_at_ranks
 
+from forge.data.dropping import Bound, Dropped
 from forge.data.index import open_index
 from forge.data.pack import pack
+from forge.errors import UnreadableError
+from forge.hardware import Topology
+from forge.observe.drops import Drops
 
 CHANGED = "a change since it was indexed"
 LINE = ["data=shards", "batching=packed", "steps=4", "data.max_bad=0.0", "tracker.every=2"]
@@ -116,3 +121,14 @@ def test_a_snapshot_from_before_they_were_kept_is_resumed(folder, tmp_path):
 def test_one_process_ends_at_once(folder, tmp_path):
     run = train_here(tmp_path / "run", *words(folder, 0))
     assert run.code == 4 and "1.tar, byte" not in run.err and f"for {CHANGED}" in run.err
+
+
+def test_the_sentence_that_ends_a_run_names_what_was_bad_before_and_elsewhere():
+    dropped = Dropped(["a.tar", "b.tar"], Bound(0.1, 0))
+    drops = Drops(dropped, 1, Topology(torch.device("cpu"), 0, 0, 1))
+    drops.load_state_dict({"samples": 90, "bad": [["empty text", "old.tar", 40]]})
+    drops.bad.update([("empty text", 1)])
+    with pytest.raises(UnreadableError, match=(
+            r"^44 of 91 samples are bad, .* allow: 1 for empty text \(1 in b.tar\); before the run was resumed: 40 for "
+            r"empty text in old.tar; 3 on other ranks, see log.txt\.")):
+        drops._judge(dropped, 44, 91)
