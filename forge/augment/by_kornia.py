@@ -67,9 +67,10 @@ def _resized(x: Tensor, start: Tensor, extent: Tensor, size: int) -> Tensor:
     weight = (1 - (place + 0.5 - centre).abs() / reach).clamp(min=0)
     weight = weight * ((place >= 0) & (place < extent[:, None, None]))
     weight = (weight / weight.sum(2, keepdim=True)).float()
-    source = (place + start[:, None, None]).clamp(0, length - 1).long().flatten(1)[:, None, None]
-    seen = x.gather(3, source.expand(-1, x.shape[1], x.shape[2], -1)).unflatten(3, (size, most))
-    made: Tensor = (seen * weight[:, None, None]).sum(4)
+    source = (place + start[:, None, None]).clamp(0, length - 1).long()
+    made = x.new_zeros(*x.shape[:3], size)
+    for seen, share in zip(source.unbind(2), weight.unbind(2), strict=True):        # all at once would be many pictures
+        made.addcmul_(x.gather(3, seen[:, None, None].expand_as(made)), share[:, None, None])
     return made
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.dataloader import Reader
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from forge.config import Config
     from forge.feed import Feed
     from forge.hardware import Topology
+
+_MOST = 16              # workers for each core: those that wait for slow storage need none meanwhile
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,13 @@ class Workers:
             yield f"dataloader.prefetch_factor={self.prefetch_factor}: a worker reads at least 1 update ahead"
 
     def _num_workers(self, topology: Topology) -> int:
+        """Raises ConfigError for more than this machine can have a use for, which may not be where the line was
+        checked."""
+        cores = len(os.sched_getaffinity(0))
         if self.workers is not None:
+            if self.workers > _MOST * cores:
+                raise ConfigError(f"dataloader.workers={self.workers} on {cores} cores holds memory and reads nothing "
+                                  f"sooner: set it to {_MOST * cores} or less, or to null.")
             return self.workers
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", topology.world_size))
-        return max(1, int(len(os.sched_getaffinity(0)) * self.core_fraction / ranks_here))
+        return max(1, int(cores * self.core_fraction / ranks_here))

@@ -185,6 +185,11 @@ def test_closing_ends_the_workers():
     assert children() == before and time.perf_counter() - started < 4
 
 
+def test_more_workers_than_cores_can_have_a_use_for_are_refused():
+    with pytest.raises(ConfigError, match=r"dataloader\.workers=100000 on \d+ cores .* or to null"):
+        workers(100_000).build(feed(), ALONE)
+
+
 def test_a_reader_that_never_began_can_be_closed():
     workers(2).build(feed(), ALONE).close()
     Simple().build(feed(), ALONE).close()
