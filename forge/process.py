@@ -22,13 +22,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it ends, however it ends."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask Linux to kill this process when the one that started it ends, however it ends. parent: its number; None: what
+    FORGE_PARENT says, where a launcher set it."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    parent = os.environ.get("FORGE_PARENT")
-    if parent and os.getppid() != int(parent):      # it ended before the line above
+    parent = parent or int(os.environ.get("FORGE_PARENT", "0"))
+    if parent and os.getppid() != parent:           # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
 
 

